@@ -275,9 +275,20 @@ SEVENTEEN = (
 )  # fmt: skip
 """The structured masks, and full and causal at head dimension 128."""
 
+
+def _decode(batch: int, keys: int, heads: int = 32, kv_heads: int = 8, dim: int = 128) -> Anchor:
+    """One query for each sequence behind `keys` times 1024 keys."""
+    unusual = "" if (heads, kv_heads) == (32, 8) else f"_{heads}_{kv_heads}"
+    name = f"decode_{batch}x{keys}k{unusual}{'' if dim == 128 else f'_d{dim}'}"
+    return Anchor(name, full, batch, heads, 1024 * keys, dim, kv_heads=kv_heads, n_q=1)
+
+
 DECODING = (
-    Anchor("decode_8x32k", full, 8, 32, 32768, 128, kv_heads=8, n_q=1),
-    Anchor("decode_1x128k", full, 1, 32, 131072, 128, kv_heads=8, n_q=1),
+    *(_decode(*sizes) for sizes in (
+        (32, 16), (8, 32), (1, 128), (64, 1), (1, 8), (128, 4, 64, 8), (16, 4, 32, 32),
+        (1, 64, 8, 8), (32, 8, 28, 4), (64, 4, 32, 8, 64), (8, 8, 16, 8, 256),
+    )),
+    Anchor("decode_4096_32x32k", lambda: window.hf(4096), 32, 32, 32768, 128, kv_heads=8, n_q=1),
     Anchor("decode_16_1024_16x32k", lambda: streaming(16, 1024), 16, 32, 32768, 128,
            kv_heads=8, n_q=1),
     Anchor("verify4_8x32k", causal, 8, 32, 32768, 128, kv_heads=8, n_q=4),

@@ -92,11 +92,35 @@ def _images(rng: np.random.Generator, batch: int, n: int) -> Data:
     return {"span": (first.astype(np.int32), (last + 1).astype(np.int32))}
 
 
-def _table(block: int) -> Callable[[np.random.Generator, int, int], Data]:
+def _table(
+    block: int, share: float = 0.2, heads: int = 1
+) -> Callable[[np.random.Generator, int, int], Data]:
     def made(rng: np.random.Generator, batch: int, n: int) -> Data:
         side = -(-n // block)
-        table = rng.random((batch, 1, side, side)) < 0.2
+        table = rng.random((batch, heads, side, side)) < share
         return {"table": table | np.eye(side, dtype=bool)}
+
+    return made
+
+
+def _packed(shortest: int, longest: int) -> Callable[[np.random.Generator, int, int], Data]:
+    """Documents whose lengths are between two bounds."""
+
+    def made(rng: np.random.Generator, batch: int, n: int) -> Data:
+        sizes = rng.integers(shortest, longest + 1, (batch, n // shortest + 1))
+        rows = [np.searchsorted(ends, np.arange(n), side="right") for ends in sizes.cumsum(1)]
+        return {"doc": np.stack(rows).astype(np.int32)}
+
+    return made
+
+
+def _behind_caches(n_q: int) -> Callable[[np.random.Generator, int, int], Data]:
+    """The keys that `n_q` new queries see, behind a cache whose length differs by sequence."""
+
+    def made(rng: np.random.Generator, batch: int, n: int) -> Data:
+        cached = rng.integers(n // 8, n - n_q + 1, (batch, 1))
+        last = (cached + 1 + np.arange(n_q)).astype(np.int32)
+        return {"span": (np.zeros_like(last), last)}
 
     return made
 
@@ -156,7 +180,7 @@ def _decoding(batch: int, n: int) -> Row:
                _all_keys, n_q=1, known=mc.full)  # fmt: skip
 
 
-ROWS = (
+_BATCHES = (
     Row("padding, flags", lambda: mc.flags("pad") & mc.causal(), (8, 16, 16, 4096, 128), _flags,
         lambda d: lambda b, h, q, k: (k <= q) & d["pad"][b, k]),
     Row("padding, intervals", lambda: mc.intervals("span") & mc.causal(), (8, 16, 16, 4096, 128),
@@ -214,3 +238,31 @@ ROWS = (
     Row("block diffusion", lambda: block_diffusion(block=16), (1, 32, 8, 8192, 128), _none,
         lambda d: _diffusion),
 )  # fmt: skip
+
+_FIELD = (
+    Row("field: SigLIP", mc.full, (32, 16, 16, 729, 72), _none, _all_keys, known=mc.full),
+    Row("field: Phi-3, window 2047", lambda: mc.window.hf(2047), (1, 32, 32, 8192, 96), _none,
+        lambda d: lambda b, h, q, k: _in_window(q, k, 2047), known=lambda: mc.window.hf(2047)),
+    Row("field: Gemma 3, window 512", lambda: mc.window.hf(512), (4, 4, 1, 8192, 256), _none,
+        lambda d: lambda b, h, q, k: _in_window(q, k, 512), known=lambda: mc.window.hf(512)),
+    Row("field: SDXL cross attention", mc.full, (8, 10, 10, 77, 64), _none, _all_keys, n_q=4096,
+        known=mc.full),
+    Row("field: NaViT", lambda: mc.documents("doc"), (1, 16, 16, 16384, 72), _packed(256, 1024),
+        lambda d: lambda b, h, q, k: d["doc"][b, q] == d["doc"][b, k]),
+    Row("field: short documents", lambda: mc.documents("doc") & mc.causal(),
+        (1, 32, 8, 16384, 128), _packed(150, 450), _same_document),
+    Row("field: documents per sequence", lambda: mc.documents("doc") & mc.causal(),
+        (8, 16, 8, 4096, 64), _packed(350, 1050), _same_document),
+    Row("field: BERT, padding", lambda: mc.flags("pad"), (64, 12, 12, 512, 64), _flags,
+        lambda d: lambda b, h, q, k: d["pad"][b, k] & (q >= 0)),
+    Row("field: block table per head, 5 %", lambda: mc.block_table("table", 64),
+        (1, 16, 16, 16384, 128), _table(64, 0.05, heads=16),
+        lambda d: lambda b, h, q, k: d["table"][b, h, q // 64, k // 64]),
+    Row("field: chunked prefill", lambda: mc.intervals("span"), (6, 32, 8, 32768, 128),
+        _behind_caches(512), lambda d: lambda b, h, q, k: k < d["span"][1][b, q], n_q=512),
+    Row("field: ragged decoding", lambda: mc.intervals("span"), (64, 64, 8, 16384, 128),
+        _behind_caches(1), lambda d: lambda b, h, q, k: k < d["span"][1][b, q], n_q=1),
+)  # fmt: skip
+"""Cases of models and engines for which nothing was tuned."""
+
+ROWS = _BATCHES + _FIELD

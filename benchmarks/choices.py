@@ -30,7 +30,7 @@ import maskc as mc
 from benchmarks.fitting import card, with_fits
 from benchmarks.runs import save
 from maskc.build.toolchain import gpus
-from maskc.core.bundle import PACKED, SourceUnit
+from maskc.core.bundle import PACK_GQA, SourceUnit
 from maskc.core.coefficients import source_name
 from maskc.core.cost import Tally
 from maskc.core.problem import Direction
@@ -185,7 +185,7 @@ def variants(attn: CompiledMask, direction: Direction) -> dict[str, CompiledMask
         )
         for unit in attn.bundle.choice(TARGET, direction)
         for mode, _ in unit.modes
-        if mode != PACKED
+        if mode != PACK_GQA
     }
     if attn.bundle.parts:
         made["parts"] = CompiledMask(attn.bundle, TARGET, in_parts=True, held=attn.held)

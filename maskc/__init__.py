@@ -32,6 +32,9 @@ from maskc.dsl.mask import Mask as Mask
 from maskc.dsl.matrices import DenseWarning as DenseWarning
 from maskc.dsl.matrices import from_block_mask as from_block_mask
 from maskc.dsl.matrices import from_bool as from_bool
+from maskc.dsl.parameters import n_kv as n_kv
+from maskc.dsl.parameters import n_q as n_q
+from maskc.dsl.parameters import param as param
 from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
@@ -43,9 +46,6 @@ from maskc.dsl.score_tracer import ScoreMaskWarning as ScoreMaskWarning
 from maskc.dsl.score_tracer import from_score_mod as from_score_mod
 from maskc.dsl.score_tracer import score as score
 from maskc.dsl.score_tracer import table as table
-from maskc.dsl.traced import n_kv as n_kv
-from maskc.dsl.traced import n_q as n_q
-from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention

@@ -197,9 +197,9 @@ def _attention(
     sizes, dtype, place = _kernel_of(q, v)
     if torch is not None and torch.jit.is_tracing():
         sizes = _counted(sizes)
-    own = {} if score is None else {"score": score}
+    score_option = {} if score is None else {"score": score}
     call = AttentionCall(q, k, v, options, data)
-    return find(mask, *sizes, dtype, place, **own).attend(call)
+    return find(mask, *sizes, dtype, place, **score_option).attend(call)
 
 
 def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
@@ -235,10 +235,10 @@ def _scaled(
     refuse_gradients(place[0], q, k, v, options, data)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
     q, k, v = multiplied_out(q, k, v, data, kind)
-    found = _attention(find, q, k, v, mask, options, data)
-    if isinstance(found, torch.Tensor):
-        return found.to(torch.bfloat16)
-    return found[0].to(torch.bfloat16), *found[1:]
+    out = _attention(find, q, k, v, mask, options, data)
+    if isinstance(out, torch.Tensor):
+        return out.to(torch.bfloat16)
+    return out[0].to(torch.bfloat16), *out[1:]
 
 
 def _by_convention(
@@ -259,9 +259,9 @@ def _by_convention(
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
     swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
-        found = "a call whose tensors are [B, N, H, D]"
+        finding = "a call whose tensors are [B, N, H, D]"
         wanted = "left to tensors [B, H, N, D]"
-        raise BadOption("return_selection and indexer_loss", wanted, found, at="layout")
+        raise BadOption("return_selection and indexer_loss", wanted, finding, at="layout")
     if swapped:
         named = zip((q, k, v), "qkv", strict=True)
         q, k, v = (conventions.heads_first(x, name, layout) for x, name in named)
@@ -296,10 +296,10 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
     inner, held = emptied(mask)
     target = "cpu" if place == "cpu" else None
     try:
-        found = _remembered(inner, *sizes, target, None if score is None else score.formula)
+        compiled = _remembered(inner, *sizes, target, None if score is None else score.formula)
     except UnknownDType as error:  # which nobody wrote
         raise UnknownDType(*error.args, at="q") from None
-    return found.holding(held, None if score is None else score.inputs)
+    return compiled.holding(held, None if score is None else score.inputs)
 
 
 @lru_cache(maxsize=512)

@@ -88,9 +88,9 @@ class Keywords(NamedTuple):
     @classmethod
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
         """Take them out of the keywords of a call; None where all have their defaults."""
-        own = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
-        usual = all(x is cls._field_defaults[name] for name, x in own.items())
-        return None if usual else cls(**own)
+        own_keywords = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
+        usual = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
+        return None if usual else cls(**own_keywords)
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
         """Refuse grouped heads where they were forbidden.
@@ -141,8 +141,8 @@ class Keywords(NamedTuple):
         if of_k is None or of_k is of_q:
             if n_q != n_kv:
                 wanted = f"an array of its own, as there are {n_q} queries and {n_kv} keys"
-                found = "None" if of_k is None else "cu_seqlens_q"
-                raise BadOption("cu_seqlens_k", wanted, found, at="cu_seqlens_k")
+                finding = "None" if of_k is None else "cu_seqlens_q"
+                raise BadOption("cu_seqlens_k", wanted, finding, at="cu_seqlens_k")
             data[_DOCUMENTS] = CuSeqlens(of_q, self.max_seqlen)
             return _DOCUMENTS
         if masked:
@@ -281,8 +281,8 @@ def heads_first(x: Any, name: str, layout: str | None = None) -> Any:
         BadOption: the object has no such view.
     """
     if not hasattr(x, "swapaxes"):
-        found = f"{name}, a {type(x).__name__}"
-        raise BadOption("layout", "'bhsd' for arrays without swapaxes", found, at="layout")
+        finding = f"{name}, a {type(x).__name__}"
+        raise BadOption("layout", "'bhsd' for arrays without swapaxes", finding, at="layout")
     if x.ndim == 3:
         return x.swapaxes(0, 1)[None]
     return (x.swapaxes(0, 1) if layout == "sbhd" else x).swapaxes(1, 2)

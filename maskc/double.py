@@ -64,22 +64,24 @@ class Reference:
         """The backward pass; see `CompiledMask.differentiate`."""
         q, k, v, options, data, *_ = call
         terms = self._terms(attn, call)
-        given, own = (np.asarray(to_host(x), np.float64) for x in (call.out, call.dout))
+        given, dout = (np.asarray(to_host(x), np.float64) for x in (call.out, call.dout))
         made, _ = terms.attention()
-        # A caller who changed `out` asks for the gradient through lse, see gradients.py of torch.
-        dlse = ((made - given) * own).sum(-1) if options.normalizer == "softmax" else None
-        found = terms.gradients(own, dlse)
+        # A caller who changed `out` wants the gradient through lse, see gradients.py of torch.
+        dlse = ((made - given) * dout).sum(-1) if options.normalizer == "softmax" else None
+        gradients = terms.gradients(dout, dlse)
         names = ["dq", "dk", "dv"]
         names += ["dsink"] if options.sink_logits is not None else []
         names += ["dalibi"] if options.alibi_slopes is not None else []
         wanted = call.wanted
         if wanted is None:
             wanted = [name for name in attn.trainable if hasattr(data.get(name), "shape")]
-        results = [found[name] for name in names]
+        results = [gradients[name] for name in names]
         for place, x in enumerate((q, k, v)):
             if x.shape[0] != q.shape[0]:
                 results[place] = results[place].sum(0, keepdims=True)
-        results += [found.get(f"d {name}", np.zeros(tuple(data[name].shape))) for name in wanted]
+        results += [
+            gradients.get(f"d {name}", np.zeros(tuple(data[name].shape))) for name in wanted
+        ]
         likes = (q, k, v, *(None for _ in results[3:]))
         return tuple(terms.like(like, x) for like, x in zip(likes, results, strict=True))
 
@@ -100,8 +102,8 @@ class Reference:
         rate, seed = data.pop(RATE, 0), data.pop(SEED, 0)
         inputs = attn.inputs
         tables = {} if inputs is None else dict.fromkeys(inputs.names)
-        own = {name: x for name, x in data.items() if name not in tables}
-        pairs = pairs_of_call(self._single.holding(attn.held), q32, k32, v32, own)
+        of_mask = {name: x for name, x in data.items() if name not in tables}
+        pairs = pairs_of_call(self._single.holding(attn.held), q32, k32, v32, of_mask)
         scale, softcap = numbers(of_call.scale, of_call.softcap)
         alpha = 1 + alpha_less_1(of_call.normalizer, of_call.alpha)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "alpha": alpha}

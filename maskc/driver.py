@@ -117,8 +117,8 @@ class Recipe:
         """The text of CompiledMask.explain."""
         from maskc.plan.explain import explain
 
-        beside = beside_dense(self.mask, self.plan)
-        return explain(self.plan) + "".join(f"{line}\n" for line in beside)
+        comparison = beside_dense(self.mask, self.plan)
+        return explain(self.plan) + "".join(f"{line}\n" for line in comparison)
 
     def bound(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
         """Stages 2 to 8: a callable.
@@ -252,13 +252,13 @@ def _tile(tile: object) -> TileShape | None:
 
 def _count(number: object, name: str, given: object) -> int:
     try:
-        found = index(number)  # type: ignore[arg-type]
+        count = index(number)  # type: ignore[arg-type]
     except TypeError:
-        found = 0
-    if found < 1 or isinstance(number, bool):
+        count = 0
+    if count < 1 or isinstance(number, bool):
         what = "a positive integer" if name == "stages" else "a pair of positive integers"
         raise BadTile(name, what, repr(given), at=name)
-    return found
+    return count
 
 
 def tile_choices(problem: Problem, target: Target) -> tuple[Problem, ...]:
@@ -280,7 +280,7 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
     masks = analyse_heads(mask, plan.problem.n_heads).masks
     known = all(facts.causal.holds for facts in plan.facts)
     dense = plan_kernel(causal() if known else full(), plan.problem, plan.target)
-    if known and all(each.keep == dense.masks[0].ir.keep for each in masks):
+    if known and all(mask.keep == dense.masks[0].ir.keep for mask in masks):
         known, dense = False, plan_kernel(full(), plan.problem, plan.target)
     name = "dense causal attention" if known else "dense attention"
     return list(lines(plan, masks, dense, name))
@@ -291,11 +291,11 @@ def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:
     of heads that differ the largest; None where one of them has no closed form."""
     from maskc.plan.beside import pairs_of
 
-    found = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]
-    known = [each for each in found if each is not None]
-    if not known or len(known) < len(found):
+    orders = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]
+    known = [pairs for pairs in orders if pairs is not None]
+    if not known or len(known) < len(orders):
         return None
-    most = max(known, key=lambda each: each.degree)
+    most = max(known, key=lambda pairs: pairs.degree)
     return most.order, most.degree
 
 
@@ -358,14 +358,14 @@ def _check_below_0(held: Held) -> None:
 
     for reading in held.readings:
         if reading.lengths != ANY_LENGTHS:
-            found = f"a matrix for {reading.lengths} queries and keys"
+            finding = f"a matrix for {reading.lengths} queries and keys"
             hint = "a module serves all lengths; write the mask with combinators or mc.where"
-            raise DataRange("a captured array", found, hint, at=reading.at)
+            raise DataRange("a captured array", finding, hint, at=reading.at)
     for reading, pairs in below_0(held):
         if simplify(pairs) != NEVER:
-            found = "an index may be below 0 where nothing in the formula rules it out"
+            finding = "an index may be below 0 where nothing in the formula rules it out"
             hint = "guard it, as (q >= 1) & (doc[q - 1] == doc[k]) does, or clamp it with max"
-            raise DataRange("a captured array", found, hint, at=reading.at)
+            raise DataRange("a captured array", finding, hint, at=reading.at)
 
 
 # ------------------------------------------------------------------ questions

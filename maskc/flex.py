@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, NotAMask
 from maskc.core.source import caller, outside
-from maskc.core.tensors import torch_of
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
 from maskc.dsl.slots import emptied
+from maskc.runtime.autograd import is_compiling
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -68,15 +68,15 @@ def flex_attention(
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
     if isinstance(score_mod, Mask) or hasattr(score_mod, "kv_num_blocks"):
-        found = "a mask, which block_mask= takes"
-        raise BadOption("score_mod", "a function", found, at="score_mod")
+        finding = "a mask, which block_mask= takes"
+        raise BadOption("score_mod", "a function", finding, at="score_mod")
     if return_aux is not None:
         return_lse = _asks_for_lse(return_aux, return_lse)
     if kernel_options:
         text = "kernel_options has no effect: maskc chooses its kernel by the mask"
         warnings.warn(text, UserWarning, stacklevel=outside())
     call = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
-    result = _traced(call) if _is_traced(query) else _attention(*call)
+    result = _traced(call) if is_compiling(query) else _attention(*call)
     if return_aux is None:
         return result
     from maskc.integrations import score_mods
@@ -104,12 +104,6 @@ def _attention(
     if shift is not None and return_lse:
         result = result[0], result[1] + shift[None, :, None]
     return result
-
-
-def _is_traced(query: Any) -> bool:
-    """Whether torch.compile follows this call."""
-    torch = torch_of(query)
-    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 def _traced(call: tuple[Any, ...]) -> Any:
@@ -158,11 +152,11 @@ def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None
     from maskc.integrations import score_mods
 
     try:
-        found = score_mods.score_options(score_mod, query)
+        options = score_mods.score_options(score_mod, query)
     except score_mods.NoOption:
         return from_score_mod(score_mod)
-    if found.slopes is None and isinstance(found.shift, (int, float)):
-        return found.softcap, found.factor, float(found.shift)
+    if options.slopes is None and isinstance(options.shift, (int, float)):
+        return options.softcap, options.factor, float(options.shift)
     return from_score_mod(score_mod)
 
 
@@ -206,20 +200,22 @@ def _with_score_mod(
     from maskc.integrations import score_mods
 
     try:
-        found = score_mods.score_options(score_mod, query)
+        read_options = score_mods.score_options(score_mod, query)
     except score_mods.NoOption:
         return {"scale": scale, "score": from_score_mod(score_mod)}, None
-    options: dict[str, Any] = {"softcap": found.softcap, "scale": scale}
-    if found.factor != 1:
-        options["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * found.factor
-    shift = found.shift
-    if found.slopes is not None:
+    options: dict[str, Any] = {"softcap": read_options.softcap, "scale": scale}
+    if read_options.factor != 1:
+        options["scale"] = (
+            query.shape[-1] ** -0.5 if scale is None else scale
+        ) * read_options.factor
+    shift = read_options.shift
+    if read_options.slopes is not None:
         late = n_kv - query.shape[2]
-        if found.offset is None and _is_causal(mask, late):
-            shift = shift + found.slopes * late
-        elif found.offset != late:  # another distance than that of maskc's ALiBi
+        if read_options.offset is None and _is_causal(mask, late):
+            shift = shift + read_options.slopes * late
+        elif read_options.offset != late:  # another distance than that of maskc's ALiBi
             return {"scale": scale, "score": from_score_mod(score_mod)}, None
-        options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
+        options["alibi_slopes"] = score_mods.per_head(read_options.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
         return options, None
     return options, score_mods.per_head(shift, query)

@@ -291,8 +291,8 @@ def _checked_positions(name: str, idx: Any, x: torch.Tensor, heads: int) -> torc
     """Positions of the tokens of x [B, H, N, D], with a row for each query head where heads
     differ."""
     if not isinstance(idx, torch.Tensor) or idx.is_floating_point() or idx.is_complex():
-        found = str(idx.dtype) if isinstance(idx, torch.Tensor) else type(idx).__name__
-        raise BadOption(name, "a tensor of integers", found, at=name)
+        finding = str(idx.dtype) if isinstance(idx, torch.Tensor) else type(idx).__name__
+        raise BadOption(name, "a tensor of integers", finding, at=name)
     batch, own_heads, tokens = x.shape[:3]
     shape = tuple(idx.shape)
     front = ((), (1,), (batch,), *((b, h) for b in (1, batch) for h in (1, own_heads, heads)))
@@ -316,8 +316,8 @@ def _of_heads(name: str, given: Any, n_heads: int | None) -> torch.Tensor | None
             raise BadOption("n_heads", f"given together with {name}=True", "None", at="n_heads")
         return torch.zeros(n_heads) if name == "sink_logits" else torch.tensor(_slopes(n_heads))
     if not isinstance(given, torch.Tensor) or given.ndim != 1:
-        found = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
-        raise BadOption(name, "True, False or a tensor [n_heads]", str(found), at=name)
+        finding = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise BadOption(name, "True, False or a tensor [n_heads]", str(finding), at=name)
     if n_heads is not None and len(given) != n_heads:
         raise BadOption(name, f"of {n_heads} heads", f"{len(given)}", at=name)
     return given
@@ -337,6 +337,6 @@ def _fp32(values: torch.Tensor | None) -> torch.Tensor | None:
 def _slopes(n_heads: int) -> list[float]:
     """2^(-8 i / n) for i in 1 .. n; for other than powers of two as in the published code."""
     power = 1 << (n_heads.bit_length() - 1)
-    found = [math.pow(2, -8 * i / power) for i in range(1, power + 1)]
-    found += [math.pow(2, -4 * i / power) for i in range(1, 2 * (n_heads - power) + 1, 2)]
-    return found
+    slopes = [math.pow(2, -8 * i / power) for i in range(1, power + 1)]
+    slopes += [math.pow(2, -4 * i / power) for i in range(1, 2 * (n_heads - power) + 1, 2)]
+    return slopes

@@ -341,8 +341,8 @@ class PagedAttention:
             return 1.0
         wanted = f"a number or an array of 1 or {self.heads[1]} of them"
         if not self.in_e4m3:
-            wanted, found = "left out, as pools have q's dtype", type(scale).__name__
-            raise BadPages(name, wanted, found, at=name)
+            wanted, finding = "left out, as pools have q's dtype", type(scale).__name__
+            raise BadPages(name, wanted, finding, at=name)
         if hasattr(scale, "shape"):
             if math.prod(scale.shape) not in (1, self.heads[1]):
                 raise BadPages(name, wanted, list(scale.shape), at=name)
@@ -394,7 +394,7 @@ class _Lengths(NamedTuple):
     """Facts about the queries of a step that the host knows."""
 
     sequences: int
-    each: int
+    sequence_queries: int
     """Queries of every sequence; 0 where they differ, or may."""
     total: int
     most: int
@@ -441,11 +441,11 @@ class PagedPlan:
         """The most keys that a sequence of this plan may have."""
         block, blocks = self._cut(lengths)
         self._sizes = StepSizes(
-            count, lengths.each, lengths.total, block, blocks, paged.page_size,
+            count, lengths.sequence_queries, lengths.total, block, blocks, paged.page_size,
             -(-self.max_seqlen_kv // _ROUNDED) * _ROUNDED, self.max_seqlen_kv,
         )  # fmt: skip
         self._params = _parameters(paged, data)
-        self._each = lengths.each if type(seq_lens_q) is int else None
+        self._sequence_queries = lengths.sequence_queries if type(seq_lens_q) is int else None
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
         self._shapes = _shapes_of(given)
         self._block = ArgumentBlock(STEP)
@@ -468,9 +468,9 @@ class PagedPlan:
         Raises:
             BadPages: an array has another shape (MC464).
         """
-        each = self._each
-        if each is not None and not (type(seq_lens_q) is int and seq_lens_q == each):
-            wanted = f"{each}, the queries of every sequence of this plan"
+        lengths = self._sequence_queries
+        if lengths is not None and not (type(seq_lens_q) is int and seq_lens_q == lengths):
+            wanted = f"{lengths}, the queries of every sequence of this plan"
             raise BadPages("seq_lens_q", wanted, seq_lens_q, at="seq_lens_q")
         lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
@@ -532,16 +532,16 @@ class PagedPlan:
         if tensor and x.device != self._device:
             raise BadPages(name, f"on {self._device}, as the page table", x.device, at=name)
         if self._kernels is None:
-            found: Any = x.numpy() if tensor else np.asarray(x)
-            whole = found.dtype.kind in "biu"
+            tensor_of: Any = x.numpy() if tensor else np.asarray(x)
+            whole = tensor_of.dtype.kind in "biu"
         else:
-            found = x if tensor else torch.as_tensor(np.asarray(x)).to(self._device)
-            whole = not (found.is_floating_point() or found.is_complex())
-        if not whole or len(found.shape) != rank:
+            tensor_of = x if tensor else torch.as_tensor(np.asarray(x)).to(self._device)
+            whole = not (tensor_of.is_floating_point() or tensor_of.is_complex())
+        if not whole or len(tensor_of.shape) != rank:
             wanted = f"integers of {rank} dimension{'s' * (rank != 1)}"
             raise BadPages(name, wanted, f"{x.dtype if hasattr(x, 'dtype') else type(x).__name__} "
-                           f"of shape {list(found.shape)}", at=name)  # fmt: skip
-        return found.astype(np.int64, copy=False) if self._kernels is None else found
+                           f"of shape {list(tensor_of.shape)}", at=name)  # fmt: skip
+        return tensor_of.astype(np.int64, copy=False) if self._kernels is None else tensor_of
 
     def _most_keys(self, page_table: Any, most: int | None) -> int:
         size = self._paged.page_size
@@ -565,8 +565,10 @@ class PagedPlan:
         """
         group = self._paged.heads[0] // self._paged.heads[1]
         fitting = max(1, _ROWS // group)
-        if lengths.each and (lengths.each <= fitting or not self._paged.loads_pages):
-            return lengths.each, lengths.sequences
+        if lengths.sequence_queries and (
+            lengths.sequence_queries <= fitting or not self._paged.loads_pages
+        ):
+            return lengths.sequence_queries, lengths.sequences
         if not self._paged.loads_pages:
             return max(1, lengths.most), lengths.sequences
         block = min(fitting, 1 << max(0, lengths.most - 1).bit_length())
@@ -617,12 +619,12 @@ class PagedPlan:
             given = given[array.part % 2]
         if not hasattr(given, "shape"):
             given = np.asarray(given)
-        found = self._take(given, name, len(given.shape))
+        values = self._take(given, name, len(given.shape))
         shape = (self._sizes.sequences, self.max_seqlen_kv)
-        if tuple(found.shape) not in (shape, shape[1:]):
+        if tuple(values.shape) not in (shape, shape[1:]):
             raise BadPages(name, f"of shape {list(shape)} or {list(shape[1:])}: an entry per token",
-                           list(found.shape), at=name)  # fmt: skip
-        return found
+                           list(values.shape), at=name)  # fmt: skip
+        return values
 
     # -------------------------------------------------------------- arrays of the step
 
@@ -641,21 +643,21 @@ class PagedPlan:
             shapes |= {"rows": rows, "places": (sizes.tokens,)}
         arrays = zip(self._paged.placed.arrays, given.data, strict=True)
         for number, (array, values) in enumerate(arrays):
-            own = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
-            shapes[f"array{number}"] = rows if array.of_queries else own
+            of_keys = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
+            shapes[f"array{number}"] = rows if array.of_queries else of_keys
         starts = [0]
         for shape in shapes.values():
             starts.append(-(-(starts[-1] + math.prod(shape)) // _ALIGNED) * _ALIGNED)
         buffer = self._empty(starts[-1], np.int32)
-        found = {
+        state = {
             name: buffer[start : start + math.prod(shape)].reshape(shape)
             for (name, shape), start in zip(shapes.items(), starts, strict=False)
         }
-        found["slots"] = self._empty(sizes.tokens, np.int64)
+        state["slots"] = self._empty(sizes.tokens, np.int64)
         if not sizes.whole:
-            found["is_real"] = self._empty(sizes.tokens, np.bool_)
-        self._buffers = buffer, *(found[name] for name in ("slots", "is_real") if name in found)
-        return found
+            state["is_real"] = self._empty(sizes.tokens, np.bool_)
+        self._buffers = buffer, *(state[name] for name in ("slots", "is_real") if name in state)
+        return state
 
     def _empty(self, count: int, kind: type[np.generic]) -> Any:
         """A new array where the plan is made; torch counts what is written into it, whatever mode
@@ -679,7 +681,7 @@ class PagedPlan:
     def _fill_on_host(self, given: _Given) -> None:
         sizes = self._sizes
         if given.lens_q is None:
-            starts = np.arange(sizes.sequences + 1) * sizes.each
+            starts = np.arange(sizes.sequences + 1) * sizes.sequence_queries
         elif given.cumulative:
             starts = given.lens_q
         else:
@@ -693,10 +695,10 @@ class PagedPlan:
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
             for array, x in zip(arrays, given.data, strict=True)
         ]
-        found = step_arrays(sizes, starts, given.lens_kv, pages, data)
+        made = step_arrays(sizes, starts, given.lens_kv, pages, data)
         for name, to in self._state.items():
             to = to if self._torch is None else to.numpy()
-            to[...] = found[name]
+            to[...] = made[name]
 
     def _fill_block(self, given: _Given, library: Library) -> None:
         """Set the arguments of the launch."""
@@ -710,7 +712,11 @@ class PagedPlan:
                 block.array[slot] = self._state[f"array{slot}"].data_ptr()
                 block.flags[slot] = array.decl.kind is DataKind.flags
                 block.of_queries[slot] = array.of_queries
-            block.arrays, block.each, block.whole = len(arrays), sizes.each, sizes.whole
+            block.arrays, block.sequence_queries, block.whole = (
+                len(arrays),
+                sizes.sequence_queries,
+                sizes.whole,
+            )
             block.sequences, block.tokens, block.block = sizes.sequences, sizes.tokens, sizes.block
             block.blocks, block.page_size = sizes.blocks, sizes.page_size
             block.n_kv, block.max_kv = sizes.n_kv, sizes.max_kv
@@ -733,10 +739,10 @@ class PagedPlan:
 
     @staticmethod
     def _integers(values: Any, library: Library, name: str) -> Integers:
-        found = Integers.of(values, library, name)
-        if found is None:
+        integers = Integers.of(values, library, name)
+        if integers is None:
             raise BadPages(name, "integers of 8 to 64 bits, signed", values.dtype, at=name)
-        return found
+        return integers
 
     # -------------------------------------------------------------- what calls are given
 
@@ -744,9 +750,9 @@ class PagedPlan:
     def data(self) -> dict[str, Any]:
         """The data of the compiled mask, by name."""
         placed, state = self._paged.placed, self._state
-        found = {name: state[_STATE[name]] for name in (*placed.reads, POSITION)}
-        found |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
-        return found | self._params
+        arrays = {name: state[_STATE[name]] for name in (*placed.reads, POSITION)}
+        arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
+        return arrays | self._params
 
     def block_queries(self, q: Any) -> Any:
         """The queries [blocks, heads, queries of a block, D] of a call."""
@@ -777,15 +783,15 @@ class PagedPlan:
             k_pool, v_pool: [pages, heads, page_size, D].
         """
         state, torch = self._state, self._torch
-        found, steps = [], []
+        tables, steps = [], []
         for pool in (k_pool, v_pool):
             page, head, token, dim = pool.stride()
             shape = (self._sizes.blocks, pool.shape[1], self.n_kv, pool.shape[3])
-            found.append(torch.as_strided(pool, shape, (0, head, 0, dim)))
+            tables.append(torch.as_strided(pool, shape, (0, head, 0, dim)))
             steps.append((page, head, token))
         held = tuple(state[name] for name in ("pages", "first_page", "key_count"))
         block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
-        return found[0], found[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
+        return tables[0], tables[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
 
     def copied(self, pool: Any, like: Any, scale: Any) -> Any:
         """The rows of a pool [pages, heads, page_size, D] one after another for each sequence:
@@ -885,10 +891,10 @@ class PagedPlan:
             count = -(-keys // self._paged.page_size)
             room = min(self.max_seqlen_kv, (end - first) * self._paged.page_size)
             if keys > room:
-                found = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
+                finding = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
                 if room < self.max_seqlen_kv:
-                    found = f"{keys} keys, and its {end - first} pages hold {room}"
-                raise BadPageTable(sequence, found, at="seq_lens_kv")
+                    finding = f"{keys} keys, and its {end - first} pages hold {room}"
+                raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
             for index, page in enumerate(entries[first : first + count].tolist()):
                 if not 0 <= page < pages:
@@ -982,7 +988,7 @@ def _parameters(paged: PagedAttention, data: Mapping[str, Any]) -> dict[str, Any
     Raises:
         DataMissing, DataUnknown.
     """
-    arrays = {each.decl.name: each.decl for each in paged.placed.arrays}
+    arrays = {array.decl.name: array.decl for array in paged.placed.arrays}
     params = {name for name, _ in paged.attn.bundle.params}
     for name in data:
         if name not in arrays and name not in params:

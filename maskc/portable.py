@@ -40,20 +40,20 @@ def to_graph(attn: Any, kind: str) -> str:
     of_score = None
     if inputs is not None:
         if inputs.placed is not None:
-            found = "a part of its score is evaluated for the lengths of a call"
-            raise NotExported(kind, found, _TABLES, at="score")
+            finding = "a part of its score is evaluated for the lengths of a call"
+            raise NotExported(kind, finding, _TABLES, at="score")
         if any(not hasattr(x, "data_ptr") for x in inputs.captured.values()):
-            found = "the formula of its score holds arrays of NumPy"
-            raise NotExported(kind, found, _TABLES, at="score")
+            finding = "the formula of its score holds arrays of NumPy"
+            raise NotExported(kind, finding, _TABLES, at="score")
         of_score = inputs.names, tuple(inputs.defaults.items()), inputs.text
         problem = replace(problem, score=replace(inputs.formula, loc=None))
     try:
         known = parse_emptied(text) == recipe.mask
-        found = "" if known else f"{text} is another mask when it is read"
+        finding = "" if known else f"{text} is another mask when it is read"
     except MaskcError as error:
-        known, found = False, str(error)
+        known, finding = False, str(error)
     if not known:
-        raise NotExported(kind, found, _WHOLE, at="mask")
+        raise NotExported(kind, finding, _WHOLE, at="mask")
     of_held = None if attn.held is None else _skeleton(attn.held)
     return to_text((text, problem, attn.target.name, recipe.name, of_held, of_score))
 
@@ -89,12 +89,12 @@ def _skeleton(held: Held) -> tuple[Any, ...]:
 
 
 def _filled(tables: Any, readings: Any, heads: int) -> Held:
-    found = []
+    filled = []
     for name, rank, shape, content in tables:
         array = np.zeros(shape, "<i4")
         if content is not None:
             array = np.frombuffer(content, "<i4").reshape(shape)
         values = Captured.of(array)
         values.fixed = content is not None
-        found.append((name, rank, values))
-    return Held(tuple(found), readings, heads)
+        filled.append((name, rank, values))
+    return Held(tuple(filled), readings, heads)

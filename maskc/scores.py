@@ -15,9 +15,9 @@ import numpy as np
 from maskc.core.data import check_name
 from maskc.core.errors import NotPositive
 from maskc.core.source import caller
+from maskc.dsl.parameters import n_kv, n_q
 from maskc.dsl.score_tracer import Score, score, table
 from maskc.dsl.score_values import apply, choose, maximum, minimum
-from maskc.dsl.traced import n_kv, n_q
 
 __all__ = [
     "alibi", "bias", "cos", "cosine", "distance_decay", "erf", "exp", "forget_gate", "gated_bias",
@@ -178,8 +178,8 @@ def _t5_starts(buckets: int, furthest: int) -> list[int]:
     distance = np.arange(furthest + 1)
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     large = exact + (ratio / np.float32(math.log(furthest / exact)) * (buckets - exact)).astype(int)
-    found = np.where(distance < exact, distance, np.minimum(large, buckets - 1))
-    return [int(np.argmax(found >= bucket)) for bucket in range(1, int(found[-1]) + 1)]
+    bucket_of = np.where(distance < exact, distance, np.minimum(large, buckets - 1))
+    return [int(np.argmax(bucket_of >= bucket)) for bucket in range(1, int(bucket_of[-1]) + 1)]
 
 
 def t5(
@@ -200,16 +200,16 @@ def t5(
     Raises:
         NotPositive: `buckets` below 4, or `furthest` not above half of them (MC102).
     """
-    own = buckets // 2 if bidirectional else buckets
-    _positive("t5", "buckets // 4" if bidirectional else "buckets // 2", own // 2)
-    _positive("t5", f"furthest - {own // 2}", furthest - own // 2)
-    given, exact = table(name), own // 2
-    starts = _t5_starts(own, furthest)[exact:]  # of buckets before these each is a distance
+    one_side = buckets // 2 if bidirectional else buckets
+    _positive("t5", "buckets // 4" if bidirectional else "buckets // 2", one_side // 2)
+    _positive("t5", f"furthest - {one_side // 2}", furthest - one_side // 2)
+    given, exact = table(name), one_side // 2
+    starts = _t5_starts(one_side, furthest)[exact:]  # of buckets before these each is a distance
 
     def formula(s: Any, q: Any, k: Any, h: Any) -> Any:
         behind = _behind(q, k)
         distance = abs(behind) if bidirectional else maximum(behind, 0)
-        bucket = minimum(distance, exact) + ((behind < 0) * own if bidirectional else 0)
+        bucket = minimum(distance, exact) + ((behind < 0) * one_side if bidirectional else 0)
         for start in starts:
             bucket = bucket + (distance >= start) * 1
         return s + given[bucket, h]

@@ -148,8 +148,8 @@ def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[A
     else:
         most = max(heads, of_key, of_value)
         if any(count not in (1, most) for count in (heads, of_key, of_value)):
-            found = f"query has {heads} heads, key {of_key} and value {of_value}"
-            raise BadOption("enable_gqa", f"True, because {found}", enable_gqa, at="enable_gqa")
+            finding = f"query has {heads} heads, key {of_key} and value {of_value}"
+            raise BadOption("enable_gqa", f"True, because {finding}", enable_gqa, at="enable_gqa")
         heads = most
     shared = of_key if of_key == of_value else heads
     counts = (heads, shared, shared)
@@ -178,13 +178,13 @@ def _common(
     if front == other:
         return front
     rank = max(len(front), len(other))
-    found = []
+    sizes = []
     for a, b in zip(_padded(front, rank), _padded(other, rank), strict=True):
         if a != b and a != 1 and b != 1:
             wanted = f"leading dimensions that broadcast with {list(front)}"
             raise BadShape(name, shape, wanted, at=name)
-        found.append(b if a == 1 else a)
-    return tuple(found)
+        sizes.append(b if a == 1 else a)
+    return tuple(sizes)
 
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -197,10 +197,10 @@ def _seen(x: Any, shape: tuple[int, ...], front: tuple[int, ...], heads: int) ->
         if len(front) == 1:
             return x
         return x.reshape(math.prod(front), *shape[-3:])
-    own, tokens, dim = shape[-3:]
-    x = x.reshape(*_padded(shape[:-3], len(front)), own, 1, tokens, dim)
-    repeats = heads // own if own else 1
-    x = _broadcast(x, (*front, own, repeats, tokens, dim))
+    rows, tokens, dim = shape[-3:]
+    x = x.reshape(*_padded(shape[:-3], len(front)), rows, 1, tokens, dim)
+    repeats = heads // rows if rows else 1
+    x = _broadcast(x, (*front, rows, repeats, tokens, dim))
     return x.reshape(math.prod(front), heads, tokens, dim)
 
 
@@ -212,13 +212,13 @@ def _mask_in_four(attn_mask: Any, front: tuple[int, ...], last: tuple[int, int, 
     """
     shape, wanted = tuple(attn_mask.shape), (*front, *last)
     _check_mask(shape, wanted)
-    own = _padded(shape, len(wanted))
+    padded = _padded(shape, len(wanted))
     if len(front) == 1 == len(shape) - 3:
         return attn_mask
-    if all(size == 1 for size in own[:-3]):
-        return attn_mask.reshape(1, *own[-3:])
-    attn_mask = _broadcast(attn_mask.reshape(*own), (*front, *own[-3:]))
-    return attn_mask.reshape(math.prod(front), *own[-3:])
+    if all(size == 1 for size in padded[:-3]):
+        return attn_mask.reshape(1, *padded[-3:])
+    attn_mask = _broadcast(attn_mask.reshape(*padded), (*front, *padded[-3:]))
+    return attn_mask.reshape(math.prod(front), *padded[-3:])
 
 
 def _check_mask(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import PACKED, USUAL, Bundle
+from maskc.core.bundle import DEFAULT, PACK_GQA, Bundle
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.dispatch.selector import PARTS, tuning_key
@@ -39,8 +39,8 @@ class TunedPass:
     def __str__(self) -> str:
         lines = [f"{self.direction}:"]
         for name, ms in sorted(self.milliseconds.items(), key=lambda item: item[1]):
-            notes = [note for note, own in (("fastest", self.fastest), ("predicted", self.chosen))
-                     if own == name]  # fmt: skip
+            notes = [note for note, best in (("fastest", self.fastest), ("predicted", self.chosen))
+                     if best == name]  # fmt: skip
             lines.append(f"  {name:<36} {ms:9.4f} ms  {', '.join(notes)}".rstrip())
         return "\n".join(lines)
 
@@ -73,11 +73,11 @@ def tune(
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
     out, lse = attn(q, k, v, return_lse=True, **options)
 
-    def forward(own: CompiledMask) -> Any:
-        return own(q, k, v, return_lse=True, **options)
+    def forward(compiled: CompiledMask) -> Any:
+        return compiled(q, k, v, return_lse=True, **options)
 
-    def gradients(own: CompiledMask) -> Any:
-        return own.backward(q, k, v, out, lse, out, deterministic=deterministic, **options)
+    def gradients(compiled: CompiledMask) -> Any:
+        return compiled.backward(q, k, v, out, lse, out, deterministic=deterministic, **options)
 
     lengths = q.shape[2], k.shape[2]
     passes = [
@@ -99,11 +99,11 @@ def _tuned(
     chosen = _ran(predicted, direction)
     timed = {chosen: Timed(partial(call, predicted))}
     for name in _names(attn.bundle, attn.target.name, direction):
-        own = _with_choices(attn, {key: name})
+        tuned = _with_choices(attn, {key: name})
         with suppress(MaskcError):  # a program that cannot run this call
-            got = call(own)
-            if name != chosen and _ran(own, direction) == name and _alike(got, want):
-                timed[name] = Timed(partial(call, own))
+            got = call(tuned)
+            if name != chosen and _ran(tuned, direction) == name and _alike(got, want):
+                timed[name] = Timed(partial(call, tuned))
     device = "cpu" if attn.target.language == "c" else "cuda"
     ms = take_turns(timed, _ROUNDS, device, _SECONDS)
     fastest = min(ms, key=lambda name: ms[name])
@@ -117,18 +117,18 @@ def _names(bundle: Bundle, target: str, direction: Direction) -> list[str]:
     names = [
         f"{unit.key} {mode}"
         for unit in bundle.choice(target, direction)
-        for mode in dict(unit.modes) or (USUAL,)
-        if mode != PACKED
+        for mode in dict(unit.modes) or (DEFAULT,)
+        if mode != PACK_GQA
     ]
     return [*names, PARTS] if bundle.parts else names
 
 
 def _with_choices(attn: CompiledMask, choices: Mapping[str, str]) -> CompiledMask:
     """Return a copy of the mask with its own measured choices."""
-    own = CompiledMask(attn.bundle, attn.target.name, held=attn.held, inputs=attn.inputs)
-    own.tuned.clear()
-    own.tuned.update(choices)
-    return own
+    chosen = CompiledMask(attn.bundle, attn.target.name, held=attn.held, inputs=attn.inputs)
+    chosen.tuned.clear()
+    chosen.tuned.update(choices)
+    return chosen
 
 
 def _ran(attn: CompiledMask, direction: Direction) -> str:
@@ -136,7 +136,7 @@ def _ran(attn: CompiledMask, direction: Direction) -> str:
     if attn.ran_in_parts:
         return PARTS
     keys = {unit.key for unit in attn.bundle.choice(attn.target.name, direction)}
-    names = [name if " " in name else f"{name} {USUAL}" for name in attn.last_sources]
+    names = [name if " " in name else f"{name} {DEFAULT}" for name in attn.last_sources]
     return next((name for name in names if name.rpartition(" ")[0] in keys), "")
 
 

@@ -28,8 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "analysis": {"dsl", "ir"},
     "layout": set(),
     "dispatch": {"layout"},
-    "plan": {"dsl", "ir", "analysis", "layout", "dispatch"},
-    "emit": {"dsl", "ir", "analysis", "plan", "layout", "dispatch"},
+    "plan": {"ir", "analysis", "layout", "dispatch"},
+    "emit": {"ir", "analysis", "plan", "layout", "dispatch"},
     "build": set(),
     "runtime": {"build", "layout", "dispatch"},
     "integrations": {"build", "layout", "dispatch", "runtime", "portable"},
@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "conventions": {"dsl"},
     "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
-    "flex": {"dsl", "api", "integrations"},
+    "flex": {"dsl", "runtime", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api", "conventions"},
     "paging": {"dsl", "ir", "layout", "dispatch", "runtime", "driver"},
     "transformers": {"dsl", "runtime", "api", "paging"},
@@ -75,12 +75,14 @@ ENGINES = (("megatron.py",), ("vllm.py",))
 
 # (file, what it imports inside functions): arrows that point up, and why each is there
 DOORS: dict[tuple[str, str], str] = {
-    ("maskc.dsl.mask", "maskc."): "the public methods of Mask ask driver, questions and viz",
-    ("maskc.dsl.traced", "maskc.dsl."): "a traced value calls functions that return traced values",
-    ("maskc.dsl.tabled", "maskc.dsl.traced"): "a table over an index is a traced value",
+    ("maskc.dsl.mask", "maskc.driver"): "Mask.dense, explain and compile",
+    ("maskc.dsl.mask", "maskc.questions"): "Mask.count, layout, equals, subset_of and cache",
+    ("maskc.dsl.mask", "maskc.viz."): "Mask.show, save and weights",
+    ("maskc.dsl.mask", "maskc.dsl."): "operators between masks return nodes, which are masks",
+    ("maskc.dsl.traced", "maskc.dsl.functions"): "a traced value calls functions that return some",
     ("maskc.dsl.pattern", "maskc.dsl.loader"): "a pickled pattern of a file loads the file again",
     ("maskc.runtime.arrays.known", "maskc.runtime.arrays.foreign"): "arrays of unknown libraries",
-    ("maskc.runtime.autograd", "maskc.integrations."): "calls that torch must see",
+    ("maskc.runtime.torch_calls", "maskc.integrations."): "calls that torch must see",
     ("maskc.integrations.torch.handles", "maskc.portable"): "programs that another process runs",
 }
 
@@ -220,16 +222,34 @@ def test_no_circle_between_files():
     assert not in_circles(arrows()), "a circle, imports inside functions included"
 
 
+def reached_from(names: set[str], needs: Mapping[str, set[str]]) -> set[str]:
+    """The names, and all that they need in the end."""
+    reached = below = set(names)
+    while below:
+        below = {name for here in below for name in needs[here]} - reached
+        reached = reached | below
+    return reached
+
+
 def test_every_door_is_needed():
     """A door that closes no circle is an ordinary arrow."""
     needs = arrows(doors=True)
     for door, to in DOORS:
-        reached = {name for name in needs[door] - arrows()[door] if name.startswith(to)}
-        below = set(reached)
-        while below:
-            below = {name for here in below for name in needs[here]} - reached
-            reached |= below
-        assert door in reached, f"{door} -> {to}"
+        behind = {name for name in needs[door] - arrows()[door] if name.startswith(to)}
+        assert door in reached_from(behind, needs), f"{door} -> {to}"
+
+
+def test_the_circles_behind_doors_do_not_grow():
+    needs = arrows(doors=True)
+    sizes = {
+        door: sum(door in reached_from({name}, needs) for name in reached_from({door}, needs))
+        for door in {door for door, _ in DOORS}
+    }
+    assert sizes == {
+        "maskc.dsl.mask": 48, "maskc.runtime.torch_calls": 48,
+        "maskc.integrations.torch.handles": 48, "maskc.dsl.traced": 3, "maskc.dsl.pattern": 2,
+        "maskc.runtime.arrays.known": 2,
+    }  # fmt: skip
 
 
 def test_the_house_has_at_most_twelve_floors():

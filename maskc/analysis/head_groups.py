@@ -79,7 +79,7 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> HeadGroups:
     heads = _analysed(distinct, of_head)
     hulls = tuple(
         SelectionHulls(selection, _widest(heads, selection), _candidates(heads, selection))
-        for selection in dict.fromkeys(each for ir in distinct for each in ir.selections)
+        for selection in dict.fromkeys(selection for ir in distinct for selection in ir.selections)
         if selection.block == 1
         and selection.q_block == 1
         and selection.score is Score.qk

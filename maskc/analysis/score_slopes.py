@@ -221,14 +221,14 @@ _LEAST = -3.4e38
 """No finite logit of fp32 is less, rounding aside."""
 
 
-def _where_live(logit: S.Real, found: Slopes) -> Slopes:
+def _where_live(logit: S.Real, slopes: Slopes) -> Slopes:
     """The derivatives, and 0 where a logarithm of 0 leaves a pair no weight: its own derivative is
     infinite there, and 0 times infinity is not a number."""
     calls = (part for part in E.walk(logit) if isinstance(part, S.Call))
     if all(is_at_least(call.args[0], 0, True) for call in calls if call.function == "log"):
-        return found
+        return slopes
     dead = S.Less(logit, S.Number(_LEAST))
-    return replace(found, results=tuple(
+    return replace(slopes, results=tuple(
         one if isinstance(one, S.Number) else S.Choice(dead, S.Number(0.0), one)
-        for one in found.results
+        for one in slopes.results
     ))  # fmt: skip

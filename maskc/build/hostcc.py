@@ -299,11 +299,11 @@ def build_beside_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ..
 
 
 def _built(
-    unit: SourceUnit, macros: tuple[str, ...], beside: tuple[str, ...], entries: tuple[str, ...]
+    unit: SourceUnit, macros: tuple[str, ...], keyed: tuple[str, ...], entries: tuple[str, ...]
 ) -> Binary:
-    """Build a shared object; `beside` replaces arguments with a path in the key."""
+    """Build a shared object; `keyed` replaces arguments with a path in the key."""
     compiler = host_compiler()
-    flags = compiler.flags + (beside or macros)
+    flags = compiler.flags + (keyed or macros)
     key = content_key("c", _SCHEMA, unit.digest, flags, compiler.version)
     cache = open_cache()
     stored = cache.get(key)

@@ -21,7 +21,7 @@ class ToolchainCheck:
     name: str
     """The name of the component."""
     ok: bool
-    found: str
+    finding: str
     """Version or place; where not ok, why."""
 
 

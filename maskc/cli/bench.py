@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def bench(
-    found: list[MaskEntry], asked: KernelOptions, n: int | tuple[int, ...], n_kv: int | None,
+    entries: list[MaskEntry], asked: KernelOptions, n: int | tuple[int, ...], n_kv: int | None,
     kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
     suite: str | None, tiles: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
@@ -78,7 +78,12 @@ def bench(
     if suite:
         from maskc.cli.seeds import run_seeds
 
-        given = {"--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given}
+        given = {
+            "--tiles": tiles,
+            "FILE or --expr": entries,
+            "--plot": plot,
+            "--data": arrays.given,
+        }
         for name, value in given.items():
             if value:
                 hint = "leave one of them out"
@@ -92,12 +97,12 @@ def bench(
     if tiles:
         from maskc.cli.tiles import run_tiles
 
-        run_tiles(found, how, lengths, n_kv, arrays, plot, as_json)
+        run_tiles(entries, how, lengths, n_kv, arrays, plot, as_json)
         return
     if plot is not None:
         _check_plot(plot, lengths)
     with told() as progress:
-        result = measured(found, how, lengths, n_kv, arrays.of, progress)
+        result = measured(entries, how, lengths, n_kv, arrays.of, progress)
     if plot is not None:
         _draw(result, plot)
     if as_json:

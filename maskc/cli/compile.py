@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def compile_command(
-    found: list[MaskEntry],
+    entries: list[MaskEntry],
     output: str | None,
     asked: KernelOptions,
     n: int,
@@ -89,27 +89,29 @@ def compile_command(
     if manifest is not None:
         if output is not None:
             raise UsageMistake("-o and --manifest were both given", "choose one", at="--manifest")
-        _manifest([entry.for_module() for entry in found], manifest, asked, check, as_json)
+        _manifest([entry.for_module() for entry in entries], manifest, asked, check, as_json)
     elif check or output is not None:
-        _modules([entry.for_module() for entry in found], output, asked, standalone, check, as_json)
+        _modules(
+            [entry.for_module() for entry in entries], output, asked, standalone, check, as_json
+        )
     elif emit is not None:
         texts = {
             entry.name: stage_text(entry, asked, emit, n, n_kv, standalone)
-            for entry in one_by_one(found, "compiling")
+            for entry in one_by_one(entries, "compiling")
         }
         write_json({emit: texts}) if as_json else echo(_joined(texts), nl=False)
     else:
-        _summaries(found, asked, n, n_kv, arrays, as_json)
+        _summaries(entries, asked, n, n_kv, arrays, as_json)
 
 
 def _modules(
-    found: list[MaskEntry], output: str | None, asked: KernelOptions, standalone: bool, check: bool,
-    as_json: bool,
+    entries: list[MaskEntry], output: str | None, asked: KernelOptions,
+    standalone: bool, check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write, print or compare what the patterns generate."""
     files: dict[str, str] = {}
     left_out: list[LeftOut] = []
-    for entry in one_by_one(found, "generating"):
+    for entry in one_by_one(entries, "generating"):
         module_files, without = generated_files(entry, asked, standalone)
         files |= module_files
         left_out += without
@@ -118,7 +120,7 @@ def _modules(
     made: list[str] | dict[str, str]
     if check:
         folder = Path(output or FOLDER)
-        check_files(files, folder, found)
+        check_files(files, folder, entries)
         made, text = sorted(files), f"{len(files)} files in {folder} are what the patterns give\n"
     elif output == "-":
         made, text = files, _joined(files)
@@ -135,12 +137,12 @@ def _modules(
 
 
 def _manifest(
-    found: list[MaskEntry], file: Path, asked: KernelOptions, check: bool, as_json: bool
+    entries: list[MaskEntry], file: Path, asked: KernelOptions, check: bool, as_json: bool
 ) -> None:
     """Write or compare what the patterns compile to, as digests."""
-    rows = [row for entry in one_by_one(found, "planning") for row in manifest_rows(entry, asked)]
+    rows = [row for entry in one_by_one(entries, "planning") for row in manifest_rows(entry, asked)]
     if check:
-        check_manifest(rows, file, found)
+        check_manifest(rows, file, entries)
     else:
         write_file(file, manifest_text(rows))
     what = "are as in" if check else "written to"
@@ -162,10 +164,10 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 def _summaries(
-    found: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
+    entries: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
     summaries = []
-    for entry in one_by_one(found, "compiling"):
+    for entry in one_by_one(entries, "compiling"):
         data = arrays.of(entry, n, n_kv)
         summaries.append(_summary(entry, asked, n, n_kv, data))
         if not as_json:

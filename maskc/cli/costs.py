@@ -92,7 +92,7 @@ def _lines(cost: Costs) -> tuple[str, ...]:
         *lines,
         f"tiles    {classes}; they run {cost['waste']:.2f} x the live pairs",
         f"forward  {flops}, {traffic} a head",
-        f"unmasked {fewer}unfused attention stores {naive} of scores a head",
+        f"unmasked {fewer}unfused attention stores {naive} of scores per head",
     )
 
 

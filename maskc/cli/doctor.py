@@ -43,7 +43,7 @@ def doctor(as_json: bool) -> None:
 
     now("looking for compilers, GPUs and libraries")
     rows = [
-        (probe.name, probe.ok, probe.found, "" if probe.ok else COSTS.get(probe.name, ""))
+        (probe.name, probe.ok, probe.finding, "" if probe.ok else COSTS.get(probe.name, ""))
         for probe in (*probes(), ToolchainCheck("matplotlib", *_matplotlib()))
     ]
     target = default_target()

@@ -166,10 +166,10 @@ def _settings(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def _with_settings(
-    found: dict[str, Pattern[...] | Mask], settings: dict[str, str]
+    patterns: dict[str, Pattern[...] | Mask], settings: dict[str, str]
 ) -> list[MaskEntry]:
     made, known = [], set()
-    for name, value in found.items():
+    for name, value in patterns.items():
         entry, names = _entry(name, value, settings)
         made.append(entry)
         known |= names

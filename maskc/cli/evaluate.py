@@ -43,7 +43,8 @@ _PARTS = ("information", "perplexity", "retrieval")
     "--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of each text."
 )
 @click.option(
-    "--beside", default="window,streaming,random,topk", show_default=True, metavar="NAMES",
+    "--beside", "compared_with", default="window,streaming,random,topk", show_default=True,
+    metavar="NAMES",
     help="Families at the same number of live pairs: all, none, or names.",
 )  # fmt: skip
 @click.option(
@@ -67,7 +68,7 @@ _PARTS = ("information", "perplexity", "retrieval")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
 @json_option
-def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:
+def evaluate(entries: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:
     """Measure what the mask of FILE loses compared with dense attention and equally large masks.
 
     Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
@@ -77,12 +78,12 @@ def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked:
     from maskc.lab.evaluate import evaluate as evaluated
     from maskc.lab.evaluate.devices import environment
 
-    parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
-    for entry in found:
+    parts, data = asked["parts"] or _PARTS, read_all(asked["files"], entries)
+    for entry in entries:
         data |= entry.params
     with told() as progress:
         inputs = _inputs(progress, **asked)
-        candidates = list(_candidates(found, inputs, data, progress, **asked))
+        candidates = list(_candidates(entries, inputs, data, progress, **asked))
         result = evaluated(
             candidates, inputs, parts=parts, margin=asked["margin"], seed=asked["seed"], data=data,
             command=shlex.join(["maskc", *sys.argv[1:]]), environment=environment(inputs),
@@ -132,9 +133,9 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _candidates(
-    found: list[MaskEntry], inputs: Inputs | Tensors, data: dict[str, object],
-    progress: Callable[[str], object], *, beside: str, budgets: str | None, solve: str | None,
-    ablate: bool, **_: Any,
+    entries: list[MaskEntry], inputs: Inputs | Tensors, data: dict[str, object],
+    progress: Callable[[str], object], *, compared_with: str, budgets: str | None,
+    solve: str | None, ablate: bool, **_: Any,
 ) -> Iterator[Candidate]:  # fmt: skip
     from maskc.dsl.combinators import causal
     from maskc.lab.evaluate import FAMILIES, Candidate, at_budget
@@ -142,7 +143,9 @@ def _candidates(
     from maskc.lab.evaluate.evaluating import heads_of, mean_pairs
     from maskc.lab.evaluate.families import ROLES, pairs_of
 
-    names = {"all": list(FAMILIES), "none": []}.get(beside, [x.strip() for x in beside.split(",")])
+    names = {"all": list(FAMILIES), "none": []}.get(
+        compared_with, [x.strip() for x in compared_with.split(",")]
+    )
     for name in names:
         if name not in FAMILIES:
             hint = f"there is: {', '.join(FAMILIES)}"
@@ -153,10 +156,10 @@ def _candidates(
         raise UsageMistake(f"--budget: {budgets} is not between 0 and 100", hint, at="--budget")
     if solve and not shares:
         raise UsageMistake("--solve was given without --budget", "give both", at="--solve")
-    solved_by = {entry.name: _parameter(entry, solve) for entry in found} if shares else {}
+    solved_by = {entry.name: _parameter(entry, solve) for entry in entries} if shares else {}
     heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
     dense = pairs_of(causal(), n, causal())
-    for entry in found:
+    for entry in entries:
         candidates: list[tuple[str, Any, float]] = []
         for share in shares:
             name = solved_by[entry.name]

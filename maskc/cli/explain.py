@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def explain(
-    found: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
+    entries: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
     """Pieces, facts with their proofs, costs as formulas and at --n tokens, and the plan.
 
@@ -41,7 +41,7 @@ def explain(
     from maskc.plan import explain as plan_report
 
     reports = []
-    for entry in one_by_one(found, "explaining"):
+    for entry in one_by_one(entries, "explaining"):
         plan = asked.plan(entry.mask)
         cost = costs(entry.mask, plan, n, n_kv, arrays.of(entry, n, n_kv))
         if as_json:

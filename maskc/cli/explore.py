@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def explore(
-    found: list[MaskEntry],
+    entries: list[MaskEntry],
     output: str | None,
     other: str | None,
     ranks: int | None,
@@ -64,10 +64,10 @@ def explore(
     Without -o the page is served on 127.0.0.1 until Ctrl-C, to whoever has the address that is
     printed; nothing leaves this machine. Lengths and parameters can be moved in the page.
     """
-    if len(found) != 1:
-        names = ", ".join(entry.name for entry in found)
+    if len(entries) != 1:
+        names = ", ".join(entry.name for entry in entries)
         raise UsageMistake(f"FILE has several patterns: {names}", "choose one", at="--pattern")
-    make = Models(found[0], other, asked, arrays, n, n_kv, ranks)
+    make = Models(entries[0], other, asked, arrays, n, n_kv, ranks)
     if output is not None:
         _write(make, Path(output))
         return

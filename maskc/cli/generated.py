@@ -95,12 +95,12 @@ _NAMED = 12
 """Files that a message names; the others are counted."""
 
 
-def check_files(files: Mapping[str, str], folder: Path, found: Sequence[MaskEntry]) -> None:
+def check_files(files: Mapping[str, str], folder: Path, entries: Sequence[MaskEntry]) -> None:
     """Compare texts with what lies in a folder.
 
     Args:
         files: name -> text, as the patterns give now.
-        found: the patterns. Files of other patterns are left over only where all patterns of a
+        entries: the patterns. Files of other patterns are left over only where all patterns of a
             folder were compiled.
 
     Raises:
@@ -113,12 +113,12 @@ def check_files(files: Mapping[str, str], folder: Path, found: Sequence[MaskEntr
             wrong.append(f"{name} (missing)")
         elif path.read_bytes() != text.encode():
             wrong.append(f"{name} (changed)")
-    names = {entry.name for entry in found}
+    names = {entry.name for entry in entries}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        ours = found[0].whole_folder or path.name.partition(".")[0] in names
+        ours = entries[0].whole_folder or path.name.partition(".")[0] in names
         if ours and path.name.endswith(_SUFFIXES) and path.name not in files:
             wrong.append(f"{path.name} (left over)")
-    _refuse(wrong, found, f"-o {shlex.quote(str(folder))}", str(folder))
+    _refuse(wrong, entries, f"-o {shlex.quote(str(folder))}", str(folder))
 
 
 def _refuse(wrong: Sequence[str], entries: Sequence[MaskEntry], options: str, at: str) -> None:
@@ -156,7 +156,7 @@ def manifest_text(rows: Sequence[str]) -> str:
     return _HEAD + "".join(f"{row}\n" for row in rows)
 
 
-def check_manifest(rows: Sequence[str], file: Path, found: Sequence[MaskEntry]) -> None:
+def check_manifest(rows: Sequence[str], file: Path, entries: Sequence[MaskEntry]) -> None:
     """Compare lines with those that a file holds.
 
     Raises:
@@ -165,7 +165,7 @@ def check_manifest(rows: Sequence[str], file: Path, found: Sequence[MaskEntry]) 
     held = file.read_text("utf-8").splitlines() if file.is_file() else []
     before = {line for line in held if not line.startswith("#")}
     now = set(rows)
-    names = {entry.name for entry in found}
-    gone = {line for line in before - now if found[0].whole_folder or line.split()[0] in names}
+    names = {entry.name for entry in entries}
+    gone = {line for line in before - now if entries[0].whole_folder or line.split()[0] in names}
     wrong = dict.fromkeys(" ".join(line.split()[:2]) for line in sorted((now - before) | gone))
-    _refuse(list(wrong), found, f"--manifest {shlex.quote(str(file))}", str(file))
+    _refuse(list(wrong), entries, f"--manifest {shlex.quote(str(file))}", str(file))

@@ -54,7 +54,7 @@ class Arrays:
             echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
         return {**{name: made[name] for name in without}, **read, **entry.params}
 
-    def shape(self, found: Sequence[MaskEntry]) -> tuple[int, int] | None:
+    def shape(self, entries: Sequence[MaskEntry]) -> tuple[int, int] | None:
         """Queries and keys that the given arrays are for; None where they do not say.
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
@@ -62,7 +62,7 @@ class Arrays:
         from maskc.dsl.nodes import data_of_calls
 
         n_q = n_kv = None
-        for entry in found:
+        for entry in entries:
             for decl in data_of_calls(entry.mask):
                 if decl.name in self.given:
                     of_q, of_kv = _lengths_of(decl, self.given[decl.name])
@@ -73,13 +73,13 @@ class Arrays:
 
 
 def read_all(
-    texts: Sequence[str], found: Sequence[MaskEntry], also: Collection[str] = ()
+    texts: Sequence[str], entries: Sequence[MaskEntry], also: Collection[str] = ()
 ) -> dict[str, object]:
     """Read the arrays of all --data options.
 
     Args:
         texts: NAME=FILE each.
-        found: the masks; every name must be that of data of one of them.
+        entries: the masks; every name must be that of data of one of them.
         also: further names that a command takes.
 
     Raises:
@@ -87,8 +87,8 @@ def read_all(
     """
     from maskc.dsl.nodes import data_of_calls
 
-    declared = {decl.name: decl for entry in found for decl in data_of_calls(entry.mask)}
-    known = sorted({*also, *(name for entry in found for name in names(entry))})
+    declared = {decl.name: decl for entry in entries for decl in data_of_calls(entry.mask)}
+    known = sorted({*also, *(name for entry in entries for name in names(entry))})
     given: dict[str, object] = {}
     for text in texts:
         name, equals, source = (part.strip() for part in text.partition("="))

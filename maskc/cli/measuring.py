@@ -61,7 +61,7 @@ class Measured:
 
 
 def measured(
-    found: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None,
+    entries: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None,
     data_at: Callable[..., dict[str, object]], progress: Callable[[str], object],
     without: Collection[str] = (),
 ) -> Measured:  # fmt: skip
@@ -81,7 +81,7 @@ def measured(
     notes: list[str] = []
     orders: dict[str, tuple[str, int] | None] = {}
     about: dict[str, object] = {}
-    for entry in found:
+    for entry in entries:
         target = how.asked.target_for(entry.mask)
         about = about or environment(device_of(target))
 

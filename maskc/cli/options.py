@@ -44,7 +44,7 @@ def _names_and_files(
 
 
 def mask_source(command: Command) -> Command:
-    """FILE, --expr, --set and --pattern; the command gets `found`, a list of Entry.
+    """FILE, --expr, --set and --pattern; the command gets `entries`, a list of MaskEntry.
 
     FILE is a path, or the name of a pattern of the library.
     """
@@ -63,11 +63,11 @@ def mask_source(command: Command) -> Command:
         from maskc.cli.entries import entries
 
         if rest.get("suite") and not (file or expr or settings or pattern):
-            return command(found=[], **rest)  # a suite brings masks of its own
+            return command(entries=[], **rest)  # a suite brings masks of its own
         now(f"reading {file}" if file else "reading")
         masks = entries(file, expr, settings, pattern)
         done()
-        return command(found=masks, **rest)
+        return command(entries=masks, **rest)
 
     return wrapped
 
@@ -336,17 +336,17 @@ def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[
         )  # fmt: skip
         @wraps(command)
         def wrapped(
-            files: tuple[str, ...], seed: int, found: list[MaskEntry], n: int | None,
+            files: tuple[str, ...], seed: int, entries: list[MaskEntry], n: int | None,
             n_kv: int | None = None, **rest: Any,
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 
-            arrays = Arrays(seed, read_all(files, found, also))
-            if n is None and (shape := arrays.shape(found)) is not None:
+            arrays = Arrays(seed, read_all(files, entries, also))
+            if n is None and (shape := arrays.shape(entries)) is not None:
                 n, n_kv = shape
             if n is None:
                 n = n_kv = fallback
-            return command(arrays=arrays, found=found, n=n, n_kv=n_kv, **rest)
+            return command(arrays=arrays, entries=entries, n=n, n_kv=n_kv, **rest)
 
         return wrapped
 

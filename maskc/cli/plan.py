@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @cost_options
 @json_option
 def plan(
-    found: list[MaskEntry], n: int, ranks: int, network: str | None, layout: str,
+    entries: list[MaskEntry], n: int, ranks: int, network: str | None, layout: str,
     kv_heads: int | None, batch: int, files: tuple[str, ...], together: bool, asked: KernelOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -53,21 +53,21 @@ def plan(
     from maskc import distributed
     from maskc.cli.given import read_all
 
-    given = read_all(files, found)
+    given = read_all(files, entries)
     heads_q = asked.heads or 32
     heads_kv = kv_heads or max(h for h in (1, 2, 4, 8) if heads_q % h == 0)
     sizes = heads_q, heads_kv, asked.head_dim
 
-    def planned(entries: list[MaskEntry]) -> Plan:
-        named = {entry.name: entry.mask for entry in entries}
-        params = {key: value for entry in entries for key, value in entry.params.items()}
+    def planned(group: list[MaskEntry]) -> Plan:
+        named = {entry.name: entry.mask for entry in group}
+        params = {key: value for entry in group for key, value in entry.params.items()}
         return distributed.plan(
             named, n, ranks, heads=sizes, dtype=asked.dtype, layout=layout, network=network,
             batch=batch, data={**given, **params},
         )  # fmt: skip
 
     reports = []
-    for group in [found] if together else [[entry] for entry in one_by_one(found, "planning")]:
+    for group in [entries] if together else [[entry] for entry in one_by_one(entries, "planning")]:
         made = planned(group)
         if as_json:
             reports.append(_plain(made))

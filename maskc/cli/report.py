@@ -68,7 +68,7 @@ _CHECKED = 2
 @data_options(None, also=("q", "k"))
 @json_option
 def report(
-    found: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
+    entries: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
     n_kv: int | None, direction: str, repeats: int, evaluation: str | None, notes: str | None,
     arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
@@ -82,13 +82,13 @@ def report(
     wrong; the page is written all the same.
     """
     writer = _writer(output)
-    if len(found) > 1:
-        names = ", ".join(entry.name for entry in found)
+    if len(entries) > 1:
+        names = ", ".join(entry.name for entry in entries)
         raise UsageMistake(
-            f"a report is about one mask, and there are {len(found)}: {names}",
+            f"a report is about one mask, and there are {len(entries)}: {names}",
             "choose one with --pattern", at="FILE",
         )  # fmt: skip
-    entry = found[0]
+    entry = entries[0]
     read = None if evaluation is None else read_evaluation(evaluation)
     row = None if read is None else _row_of(read, entry, str(evaluation))
     written = {} if notes is None else read_notes(notes)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @json_option
 def test(
-    found: list[MaskEntry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
+    entries: list[MaskEntry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
     heads: int | None, examples: int, seed: int, seconds: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare the kernels of FILE with dense attention in fp64, in random cases, both passes.
@@ -55,7 +55,7 @@ def test(
 
     wanted = Wanted(single(targets), head_dim, None, dtype, heads, examples, seed, seconds)
     done = []
-    for entry in one_by_one(found, "testing"):
+    for entry in one_by_one(entries, "testing"):
         done.append((entry, _examined(entry, wanted)))
         if not as_json:
             _write(*done[-1])

@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 
 def run_tiles(
-    found: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
-    plot: str | None, as_json: bool,
+    entries: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None,
+    arrays: Arrays, plot: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time, check and print all tiles of all masks at one length.
 
@@ -38,7 +38,7 @@ def run_tiles(
     rows: list[Row] = []
     about: dict[str, object] = {}
     with told() as progress:
-        for entry in found:
+        for entry in entries:
             target = how.asked.target_for(entry.mask)
             about = about or environment(device_of(target))
             case = how.case(entry, n, keys, arrays.of(entry, n, keys))

@@ -40,7 +40,7 @@ Report = dict[str, Any]
 @data_options(None)
 @json_option
 def verify(
-    found: list[MaskEntry], asked: KernelOptions, n: int | None, n_kv: int | None, cases: int,
+    entries: list[MaskEntry], asked: KernelOptions, n: int | None, n_kv: int | None, cases: int,
     arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
@@ -54,7 +54,7 @@ def verify(
     """
     shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
-    for entry in one_by_one(found, "verifying"):
+    for entry in one_by_one(entries, "verifying"):
         reports.append(_report(entry, asked, shape, cases, arrays))
         if not as_json:
             _write(reports[-1])

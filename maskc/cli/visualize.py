@@ -97,7 +97,7 @@ def _tile(text: str) -> tuple[int, int]:
 @data_options(None, also=_TENSORS)
 @json_option
 def visualize(
-    found: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
+    entries: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
     span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, weights: bool, head: int,
     reduce: str, asked: KernelOptions, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
@@ -119,7 +119,7 @@ def visualize(
         _check_weights(span, tile, asked)
         maps = [
             _weight_map(entry, asked, n, n_kv, head, reduce, arrays)
-            for entry in one_by_one(found, "computing weights of")
+            for entry in one_by_one(entries, "computing weights of")
         ]
         if output is not None:
             _write({shown.name: shown.save for shown in maps}, Path(output), as_json)
@@ -135,7 +135,7 @@ def visualize(
         )  # fmt: skip
     pictures = [
         _picture(entry, asked, n, n_kv, span, tile, arrays)
-        for entry in one_by_one(found, "drawing")
+        for entry in one_by_one(entries, "drawing")
     ]
     if output is not None:
         from maskc.viz.figure import write
@@ -242,7 +242,9 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
             raise
         return None
     boxes = [
-        kernel.boxes for kernel in plan.also if kernel.boxes and kernel.direction is plan.direction
+        kernel.boxes
+        for kernel in plan.alternatives
+        if kernel.boxes and kernel.direction is plan.direction
     ]
     also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
     also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)

@@ -78,7 +78,7 @@ FIELDS: tuple[Field, ...] = (
     Field("empty", "i32", "items behind them without any"),
     Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
-    Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
+    Field("accumulates", "i32", "1: add to the results of an earlier launch over other keys"),
     Field("spacing", "float", "the distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "of the options; read only where they are built in"),
@@ -221,7 +221,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
-    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("first_side", "i32", "the first one that gets lists: 0 rows, 1 columns"),
     Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
     Field("owner_heads", "i32", "query heads from one owner to the next"),
@@ -323,7 +323,7 @@ MOVED_FIELDS: tuple[Field, ...] = (
 of two values the first belongs to queries, the second to keys."""
 
 STEP_FIELDS: tuple[Field, ...] = (
-    Field("lens_q", "const void *", "queries of each sequence, or null: `each` of all"),
+    Field("lens_q", "const void *", "queries of each sequence, or null: `sequence_queries` of all"),
     Field("lens_kv", "const void *", "keys of each sequence"),
     Field("table", "const void *", "[sequences][columns] or [entries]: pages"),
     Field("starts", "const void *", "where each sequence's entries begin, or null: by rows"),
@@ -358,7 +358,7 @@ STEP_FIELDS: tuple[Field, ...] = (
           MAX_ARRAYS),
     Field("shared", "i32", "whether all sequences share its keys' data", MAX_ARRAYS),
     Field("arrays", "i32", "of the mask"),
-    Field("each", "i32", "queries of every sequence without lens_q"),
+    Field("sequence_queries", "i32", "queries of every sequence without lens_q"),
     Field("cumulative", "i32", "whether lens_q says where queries begin, [sequences + 1]"),
     Field("whole", "i32", "whether every sequence is one block"),
     Field("sequences", "i32", "of the step"),
@@ -382,8 +382,8 @@ PAGED_ROWS_FIELDS: tuple[Field, ...] = (
     Field("slots", "const i64 *", "[tokens]: as in struct PageStep"),
     Field("token_position", "const i32 *", "[tokens]: likewise"),
     Field("source_step", "i64", "of each: elements between tokens, heads", 6),
-    Field("to_step", "i64", "of each: elements between pages, heads, tokens of a page; of "
-          "queries between tokens, heads", 9),
+    Field("to_step", "i64", "of each: between pages, heads, tokens; of queries between tokens, "
+          "heads", 9),
     Field("line_step", "i64", "elements between lines of cosine and sine"),
     Field("scale_step", "i64", "elements between heads, 0 if shared", 3),
     Field("number", "float", "by which rows are divided without `scale`", 3),
@@ -418,7 +418,6 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-DROPOUT = structure(DROPOUT_FIELDS)
 """Blocks that lie behind ATTENTION, in this order, where a source has them."""
 
 

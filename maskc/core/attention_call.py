@@ -38,13 +38,13 @@ class CallOptions(NamedTuple):
             return DEFAULTS, dict(keywords)
         if _NAMES.issuperset(keywords):
             return WITH_LSE if keywords == _ONLY_LSE else cls(**keywords), {}
-        own, data = {}, {}
+        options, data = {}, {}
         for name, x in keywords.items():
             if name in _NAMES:
-                own[name] = x
+                options[name] = x
             else:
                 data[name] = x
-        return WITH_LSE if own == _ONLY_LSE else cls(**own), data
+        return WITH_LSE if options == _ONLY_LSE else cls(**options), data
 
     @property
     def is_one_pass(self) -> bool:

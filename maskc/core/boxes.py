@@ -84,11 +84,11 @@ def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
     sides: list[int] = []
     left = tokens
     for side in reversed(box):
-        own = side if left % side == 0 else left
-        if side % own:
+        part = side if left % side == 0 else left
+        if side % part:
             return None
-        sides.insert(0, own)
-        left //= own
+        sides.insert(0, part)
+        left //= part
     return tuple(sides) if left == 1 else None
 
 
@@ -105,10 +105,10 @@ def axis_relations(
     Returns:
         bool [extent, extent] for every axis.
     """
-    found = []
+    relations = []
     for formula, extent in zip(axes, grid, strict=True):
-        own = np.arange(extent)
+        tokens = np.arange(extent)
         env = {**E.params(formula), **params, "n_q": grid[0], "n_kv": grid[0]}
-        live = evaluate(formula, {**env, "q": own[:, None], "k": own[None, :]})
-        found.append(np.broadcast_to(np.asarray(live, bool), (extent, extent)))
-    return found
+        live = evaluate(formula, {**env, "q": tokens[:, None], "k": tokens[None, :]})
+        relations.append(np.broadcast_to(np.asarray(live, bool), (extent, extent)))
+    return relations

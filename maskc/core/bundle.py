@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from maskc.core.boxes import Boxes
-from maskc.core.cost import ONCE as ONCE
+from maskc.core.cost import EXCLUSIVE_DQ as EXCLUSIVE_DQ
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
@@ -163,22 +163,22 @@ class Launch:
     entry; None where every call has it."""
 
 
-USUAL = "usual"
-"""The default mode. Only sources of ONCE alone lack it."""
-STREAM = "stream"
+DEFAULT = "usual"
+"""The default mode. Only sources of EXCLUSIVE_DQ alone lack it."""
+PERSISTENT = "stream"
 """The mode of a forward pass in which persistent blocks go from one tile row to the next."""
 DETERMINISTIC = "deterministic"
 """The mode of a backward pass in which tile columns add to dq in a fixed order."""
-PACKED = "packed"
+PACK_GQA = "packed"
 """The mode in which the query heads of a key/value head are rows of one tile."""
-APART = "apart"
+SEPARATE_DQ = "apart"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no gradients
-of OF_HEADS, nor does ONCE."""
-APART_FLOATS = 4
+of OF_HEADS, nor does EXCLUSIVE_DQ."""
+SEPARATE_DQ_FLOATS = 4
 """fp32 workspace per query in that mode: lse and delta, and no dq."""
-NOT_ONCE = OF_HEADS | {Feature.entmax}
-"""Features that the mode ONCE does not have: entmax's means need more shared memory."""
+NOT_EXCLUSIVE_DQ = OF_HEADS | {Feature.entmax}
+"""Features that the mode EXCLUSIVE_DQ does not have: entmax's means need more shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,12 @@ class Mode:
 
     def launched(self, features: Features) -> tuple[Launch, ...]:
         """The launches of a call with these features, in order."""
-        own = {each.entry for each in self.launches if each.feature in features}
+        with_feature = {launch.entry for launch in self.launches if launch.feature in features}
         return tuple(
-            each
-            for each in self.launches
-            if each.feature in features or (each.feature is None and each.entry not in own)
+            launch
+            for launch in self.launches
+            if launch.feature in features
+            or (launch.feature is None and launch.entry not in with_feature)
         )
 
 
@@ -243,7 +244,7 @@ class WorkList:
     """The least tiles of a part of a packed row, a power of two, see
     maskc/layout/work/work_list.py. 0: never cut."""
     heads: int = 0
-    """Heads whose queries are the rows of a tile in the mode PACKED; 0: in every other mode."""
+    """Heads whose queries are the rows of a tile in the mode PACK_GQA; 0: in every other mode."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class SourceUnit:
     directions: tuple[Direction, ...] = (Direction.forward,)
     """The passes it computes; none where it makes the lists that others read."""
     modes: tuple[tuple[str, Mode], ...] = ()
-    """CUDA: ways to launch by name; every unit has `usual`, some others, or it has ONCE alone."""
+    """CUDA: ways to launch by name; a unit has DEFAULT and perhaps more, or EXCLUSIVE_DQ alone."""
     maps: tuple[TensorMap, ...] = ()
     """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
     work: WorkList | None = None
@@ -301,13 +302,13 @@ class SourceUnit:
 
     def without(self, name: str) -> SourceUnit:
         """The source as one that never runs in a mode."""
-        modes = tuple(each for each in self.modes if each[0] != name)
+        modes = tuple(mode for mode in self.modes if mode[0] != name)
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
     @property
     def only_once(self) -> bool:
         """Whether it only serves backward passes that store dq."""
-        return [name for name, _ in self.modes] == [ONCE]
+        return [name for name, _ in self.modes] == [EXCLUSIVE_DQ]
 
     @property
     def gathers(self) -> bool:
@@ -316,7 +317,7 @@ class SourceUnit:
 
     def offers(self, features: Features) -> bool:
         """Whether it has them: positions of a grid are those of no line, entmax is in the source
-        with the largest tiles alone, and ONCE knows no gradients of heads."""
+        with the largest tiles alone, and EXCLUSIVE_DQ knows no gradients of heads."""
         if self.only_once and features & OF_HEADS:
             return False
         grid = self.boxes is not None and bool(features & BY_DISTANCE)
@@ -410,7 +411,7 @@ class Bundle:
     def digest(self) -> str:
         """The sha256 of the bundle's content, hexadecimal, independent of where the mask was
         written."""
-        own: tuple[object, ...] = (
+        content: tuple[object, ...] = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],
             [
@@ -420,19 +421,19 @@ class Bundle:
             self.chooser and self.chooser.digest,
         )  # fmt: skip
         if self.siblings:
-            own = (*own, *(each.digest for each in self.siblings))
-        return sha256(repr(own).encode()).hexdigest()
+            content = (*content, *(sibling.digest for sibling in self.siblings))
+        return sha256(repr(content).encode()).hexdigest()
 
     @property
     def targets(self) -> tuple[str, ...]:
         """The names of all targets that it, or a sibling, has sources for."""
-        own = [unit.target for unit in self.units]
-        own += [name for each in self.siblings for name in each.targets]
-        return tuple(dict.fromkeys(own))
+        targets = [unit.target for unit in self.units]
+        targets += [name for sibling in self.siblings for name in sibling.targets]
+        return tuple(dict.fromkeys(targets))
 
     def serving(self, target: str) -> Bundle:
         """The sibling that has the sources of a target, or itself."""
-        return next((each for each in self.siblings if target in each.targets), self)
+        return next((sibling for sibling in self.siblings if target in sibling.targets), self)
 
     def with_inner(self, change: Callable[[Bundle], Bundle]) -> Bundle:
         """The bundle with those inside it changed: its parts, what finds thresholds, siblings."""

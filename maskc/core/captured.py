@@ -89,29 +89,29 @@ class Captured:
     @property
     def array(self) -> np.ndarray:
         """The present content, int32 in C order, of the shape that was captured."""
-        found = self._array
+        values = self._array
         if self.source is not None:
             version = version_of(self.source)
-            if found is None or version is None or version != self._version:
-                found = self._array = _int32(_host(self.source), self.at)
+            if values is None or version is None or version != self._version:
+                values = self._array = _int32(_host(self.source), self.at)
                 self._version = version
-        if found is None:
+        if values is None:
             raise TypeError("neither an array nor a tensor")
-        return found
+        return values
 
     @property
     def digest(self) -> bytes:
         """The digest of the present shape and content; of an array that nobody changes it is found
         once."""
-        found = self._digest
-        if found is None:
+        digest = self._digest
+        if digest is None:
             array = np.ascontiguousarray(self.array)
             content = blake2b(repr(array.shape).encode(), digest_size=32)
             content.update(array.data)
-            found = content.digest()
+            digest = content.digest()
             if self.fixed:
-                self._digest = found
-        return found
+                self._digest = digest
+        return digest
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,9 +173,16 @@ class Captured:
 
     def _place(self) -> tuple[object, ...]:
         """The place where the tensor lies, and how often somebody wrote into it."""
-        own = self.source
-        mark = version_of(own)
-        return own.device, own.data_ptr(), own.stride(), own.is_neg(), own.dtype, mark
+        source = self.source
+        mark = version_of(source)
+        return (
+            source.device,
+            source.data_ptr(),
+            source.stride(),
+            source.is_neg(),
+            source.dtype,
+            mark,
+        )
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -318,8 +325,8 @@ def _host(tensor: Any) -> np.ndarray:
 def _int32(array: np.ndarray, at: SourceLoc | None) -> np.ndarray:
     values = np.array(array, dtype="<i4", order="C", copy=True)
     if array.dtype != np.bool_ and array.dtype != np.int32 and not np.array_equal(values, array):
-        found = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
-        raise DataRange("a captured array", found, "kernels read 32-bit integers", at=at)
+        finding = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
+        raise DataRange("a captured array", finding, "kernels read 32-bit integers", at=at)
     values.flags.writeable = False
     return values
 
@@ -352,10 +359,10 @@ def check_lengths(made: Lengths, n_q: int, n_kv: int, at: SourceLoc | None) -> N
     Raises:
         DataShape.
     """
-    found = tuple("any" if size is None else size for size in made)
+    lengths = tuple("any" if size is None else size for size in made)
     if any(size not in (None, n) for size, n in zip(made, (n_q, n_kv), strict=True)):
         what = f"({n_q}, {n_kv}), the queries and keys of the call"
-        raise DataShape("the mask's matrix", found, what, at=at)
+        raise DataShape("the mask's matrix", lengths, what, at=at)
 
 
 @dataclass(frozen=True)
@@ -388,7 +395,7 @@ class Held:
             DataRange: a value beyond 32 bits.
         """
         pairs = zip(self.watched, tensors, strict=True)
-        if all(own is now and now.device.type != "cpu" for own, now in pairs):
+        if all(held is now and now.device.type != "cpu" for held, now in pairs):
             return self
         rest = iter(tensors)
         tables = (
@@ -450,7 +457,7 @@ class Held:
 
     def source_of(self, name: str) -> Any:
         """The torch tensor that holds an array; None where there is none."""
-        return next((values.source for own, _, values in self.tables if own == name), None)
+        return next((values.source for table, _, values in self.tables if table == name), None)
 
     @property
     def extents(self) -> tuple[int, int]:

@@ -89,8 +89,8 @@ OF_CARD = "on"
 
 
 def _bytes_per_cycle(tables: Tables) -> float:
-    found: float = tables["card"]["bytes_per_cycle"]
-    return found
+    rate: float = tables["card"]["bytes_per_cycle"]
+    return rate
 
 
 def over(main: Any, other: Any) -> Any:
@@ -112,14 +112,14 @@ def _between(given: Sequence[Any], places: Sequence[float], at: float) -> Any:
         return {name: _between([x[name] for x in given], places, at) for name in first}
     if isinstance(first, str):
         return first
-    found = float(np.interp(at, places, given))
-    return round(found) if all(isinstance(x, int) for x in given) else found
+    value = float(np.interp(at, places, given))
+    return round(value) if all(isinstance(x, int) for x in given) else value
 
 
 def card_of(target: str, gpu: Gpu | None = None) -> Card | None:
     """The card that coefficients of a target were measured on; None where there are none."""
-    found = measured(target, gpu).get("card")
-    return None if found is None else Card(**found)
+    card = measured(target, gpu).get("card")
+    return None if card is None else Card(**card)
 
 
 def source_name(direction: Direction, form: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from maskc.core.problem import TileShape
 
-ONCE = "once"
+EXCLUSIVE_DQ = "once"
 """The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
 added up. It knows no gradients of OF_HEADS."""
 
@@ -95,5 +95,5 @@ def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tall
     if tile.q % small.q or tile.k % small.k:
         tiles = whole * tile.q * tile.k // (small.q * small.k)
         return Tally(tally.rows, tiles, 0, queries=queries)
-    each = (tile.q // small.q) * (tile.k // small.k)
-    return Tally(tally.rows, tally.tiles + (each - 1) * whole, 0, queries=queries)
+    small_per_large = (tile.q // small.q) * (tile.k // small.k)
+    return Tally(tally.rows, tally.tiles + (small_per_large - 1) * whole, 0, queries=queries)

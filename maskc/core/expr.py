@@ -449,10 +449,10 @@ def alternatives(node: Expr, most: int) -> list[Expr] | None:
         return [node]
     of_terms: list[list[Expr]] = []
     for term in node.terms:
-        own = alternatives(term, most)
-        if own is None:
+        of_term = alternatives(term, most)
+        if of_term is None:
             return None
-        of_terms.append(own)
+        of_terms.append(of_term)
     counts = map(len, of_terms)
     if (sum(counts) if isinstance(node, Any) else prod(counts)) > most:
         return None
@@ -478,8 +478,8 @@ def symbols(expr: Expr) -> frozenset[str]:
 
 def params(expr: Expr) -> dict[str, int]:
     """The names and defaults of a formula's parameters, sorted by name."""
-    found = {node.name: node.default for node in walk(expr) if isinstance(node, Param)}
-    return dict(sorted(found.items()))
+    defaults = {node.name: node.default for node in walk(expr) if isinstance(node, Param)}
+    return dict(sorted(defaults.items()))
 
 
 def arrays(expr: Expr) -> tuple[str, ...]:
@@ -502,10 +502,10 @@ def transform(term: T, leaf: Callable[[Anything], Term | None]) -> T:
 
     `leaf` sees every node first; if it returns a formula, that replaces the whole node.
     """
-    found = leaf(term)
-    if found is None:
-        found = _rebuilt(term, lambda part: transform(part, leaf))
-    return cast(T, found)
+    changed = leaf(term)
+    if changed is None:
+        changed = _rebuilt(term, lambda part: transform(part, leaf))
+    return cast(T, changed)
 
 
 def _rebuilt(term: Term, inner: Callable[[Anything], Anything]) -> Anything:

@@ -55,8 +55,8 @@ class Printer:
 
     def at(self, expr: Any, strength: int) -> str:
         """The text, in parentheses where it binds less than `strength`."""
-        text, own = self._print(expr)
-        return text if own >= strength else f"({text})"
+        text, binding = self._print(expr)
+        return text if binding >= strength else f"({text})"
 
     # -------------------------------------------------------------- what languages spell
 
@@ -240,10 +240,10 @@ def _condition(node: ast.expr) -> Expr:
 
 
 def _typed(node: ast.expr, condition: bool, wanted: str) -> Expr:
-    found = read_node(node)
-    if E.is_condition(found) != condition:
+    typed = read_node(node)
+    if E.is_condition(typed) != condition:
         raise BadExpression(f"{ast.unparse(node)!r} must be {wanted}")
-    return found
+    return typed
 
 
 def _arithmetic(left: Expr, op: ast.operator, right: Expr) -> Expr:

@@ -23,7 +23,7 @@ class Gather:
 
     constants: tuple[Expr, ...]
     """The constants of the kernel's formulas, over n_q, n_kv and parameters."""
-    beside: tuple[Span, ...]
+    alongside: tuple[Span, ...]
     """Ranges that contain all keys that a query sees without a selection."""
     rests: tuple[Expr | None, ...] = ()
     """A bound on what each constant is added to, as in `Variant`."""

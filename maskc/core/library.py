@@ -18,8 +18,8 @@ from maskc.core.package import template_folder
 SWITCHES = (
     "WITH_SCORE", "WITH_SHIFTS", "WITH_CAP", "ADDS_DIAGONALS", "WITH_THRESHOLDS", "WITH_DROPOUT",
     "WITH_FP8", "WITH_PAGES", "WIDE", "FORMULA_BENDS", "FORMULA_FAR", "HAS_INTERVALS",
-    "HAS_SPARED", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH", "GATHER_TABLES",
-    "HAS_BOUNDS", "HAS_SELECTIONS",
+    "HAS_ALWAYS_KEPT", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH",
+    "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
 )  # fmt: skip
 """Macros that a config header alone defines, as 1; without a definition they are 0."""
 

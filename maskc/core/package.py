@@ -28,9 +28,9 @@ def pattern_folder() -> Path:
 def _digest(of: Callable[[Path], bytes]) -> str:
     """A digest of what something says of each file that decides what is compiled; published
     patterns are input, not code."""
-    found = {*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}
+    files = {*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}
     inputs, digest = pattern_folder(), sha256()
-    for file in sorted(found):
+    for file in sorted(files):
         if file.suffix in _COUNTED and inputs not in file.parents:
             digest.update(f"{file.name} {file.stat().st_size}".encode() + of(file))
     return digest.hexdigest()

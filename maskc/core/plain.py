@@ -4,7 +4,7 @@ Reading makes nothing but such values: a text can name no other class, and runs 
 
 There are two forms. The cache's is short: the fields of a class follow each other. The one in
 generated modules is for people: fields have names, those at their defaults are left out, and
-formulas are written as Python. `from_text` reads both.
+formulas are texts in Python behind "= ". `from_text` reads both.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr, to_python
 
 _ROOM = "maskc.core."
+_FORMULA = "= "
+"""Starts the text of a formula."""
 _NOT_WRITTEN_HERE = (
     AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -47,21 +49,21 @@ def to_readable_text(value: object) -> str:
     return laid_out(_named(value)) + "\n"
 
 
-def laid_out(found: object, columns: int = 100, indent: str = "") -> str:
+def laid_out(value: object, columns: int = 100, indent: str = "") -> str:
     """JSON in lines of so many columns, each with as many short items as it has room for."""
-    short = json.dumps(found)
-    if len(indent) + len(short) < columns or not isinstance(found, (list, dict)):
+    short = json.dumps(value)
+    if len(indent) + len(short) < columns or not isinstance(value, (list, dict)):
         return short
-    if isinstance(found, dict) and len(found) == 1:
-        ((name, content),) = found.items()
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, content),) = value.items()
         if isinstance(content, (list, dict)):
             return f"{{{json.dumps(name)}: {laid_out(content, columns, indent)}}}"
     deeper = indent + "  "
-    if isinstance(found, list):
-        items = [laid_out(item, columns, deeper) for item in found]
+    if isinstance(value, list):
+        items = [laid_out(item, columns, deeper) for item in value]
         opening, closing = "[]"
     else:
-        items = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in found.items()]
+        items = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in value.items()]
         opening, closing = "{}"
     lines: list[str] = []
     for item in items:
@@ -71,7 +73,7 @@ def laid_out(found: object, columns: int = 100, indent: str = "") -> str:
         else:
             lines.append(item)
     inner = ",".join(f"\n{deeper}{line}" for line in lines)
-    return f"{opening}{inner}\n{indent}{closing}"
+    return f"{opening}{inner}{closing}"
 
 
 def from_text(text: str) -> Any:
@@ -87,6 +89,8 @@ def from_text(text: str) -> Any:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        raise TypeError(f"a text that starts with {_FORMULA!r} would be read as a formula")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, tuple):
@@ -116,7 +120,7 @@ def _named(value: object) -> object:
     if isinstance(value, tuple):
         return [_named(item) for item in value]
     if isinstance(value, Expr):
-        return {"formula": to_python(value)}
+        return f"{_FORMULA}{to_python(value)}"
     if not is_dataclass(value):
         return _plain(value)
     content = {
@@ -127,16 +131,16 @@ def _named(value: object) -> object:
     return {_name(type(value)): content}
 
 
-def _value(found: object) -> object:
-    if isinstance(found, list):
-        return tuple(map(_value, found))
-    if not isinstance(found, Mapping):
-        return found
-    ((name, content),) = found.items()
+def _value(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(map(_value, value))
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return parse_expr(value.removeprefix(_FORMULA))
+    if not isinstance(value, Mapping):
+        return value
+    ((name, content),) = value.items()
     if name == "bytes":
         return b85decode(content)
-    if name == "formula":
-        return parse_expr(content)
     kind = _class(name)
     if issubclass(kind, Enum):
         return kind[content]
@@ -147,8 +151,8 @@ def _value(found: object) -> object:
 
 @cache
 def _class(name: str) -> type:
-    module, _, own = name.rpartition(".")
-    kind = getattr(import_module(_ROOM + module), own)
+    module, _, class_name = name.rpartition(".")
+    kind = getattr(import_module(_ROOM + module), class_name)
     if not (isinstance(kind, type) and kind.__module__ == _ROOM + module):
         raise TypeError(f"{name} is not a class")
     _fields(kind)

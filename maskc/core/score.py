@@ -184,12 +184,12 @@ class Formula:
 
 def reads(node: Real) -> tuple[Read, ...]:
     """The entries of tables of real numbers that a formula reads, each once, in order."""
-    return tuple(dict.fromkeys(each for each in walk(node) if isinstance(each, Read)))
+    return tuple(dict.fromkeys(part for part in walk(node) if isinstance(part, Read)))
 
 
 def by_score(node: Term) -> bool:
     """Whether the value depends on the score."""
-    return any(isinstance(each, Score) for each in walk(node))
+    return any(isinstance(part, Score) for part in walk(node))
 
 
 def by_distance(node: Term) -> bool:
@@ -197,10 +197,10 @@ def by_distance(node: Term) -> bool:
     if node in (E.Q, E.K):
         return False
     if isinstance(node, E.Sum):
-        own = {term: factor for factor, term in node.terms}
-        if own.pop(E.Q, 0) + own.pop(E.K, 0):
+        factors = {term: factor for factor, term in node.terms}
+        if factors.pop(E.Q, 0) + factors.pop(E.K, 0):
             return False
-        return all(map(by_distance, own))
+        return all(map(by_distance, factors))
     return all(map(by_distance, node.parts))
 
 
@@ -213,15 +213,15 @@ def shift(logit: Real) -> Real | None:
             case Score():
                 return True
             case Call("add", (left, right)):
-                own, other = (left, right) if by_score(left) else (right, left)
-                return not by_score(other) and adds(own)
+                scored, other = (left, right) if by_score(left) else (right, left)
+                return not by_score(other) and adds(scored)
             case Call("sub", (left, right)):
                 return not by_score(right) and adds(left)
         return False
 
     if not adds(logit) or not by_distance(logit):
         return None
-    return transform(logit, lambda each: Number(0.0) if isinstance(each, Score) else None)
+    return transform(logit, lambda part: Number(0.0) if isinstance(part, Score) else None)
 
 
 def cap(logit: Real) -> tuple[Real, Real] | None:
@@ -229,7 +229,7 @@ def cap(logit: Real) -> tuple[Real, Real] | None:
     a head; None of any other."""
 
     def steady(node: Term) -> bool:
-        return not any(isinstance(each, Score) or each in (E.Q, E.K) for each in walk(node))
+        return not any(isinstance(part, Score) or part in (E.Q, E.K) for part in walk(node))
 
     def factor(node: Real, of: Callable[[Real], bool]) -> tuple[Real, Real] | None:
         """(what is steady, what `of` accepts) of their product."""
@@ -237,17 +237,17 @@ def cap(logit: Real) -> tuple[Real, Real] | None:
             return Number(1.0), node
         match node:
             case Call("mul", (left, right)):
-                own, other = (left, right) if by_score(left) else (right, left)
-                if steady(other) and (found := factor(own, of)):
-                    return Call("mul", (other, found[0])), found[1]
-            case Call("div", (left, right)) if steady(right) and (found := factor(left, of)):
-                return Call("div", (found[0], right)), found[1]
+                scored, other = (left, right) if by_score(left) else (right, left)
+                if steady(other) and (factored := factor(scored, of)):
+                    return Call("mul", (other, factored[0])), factored[1]
+            case Call("div", (left, right)) if steady(right) and (factored := factor(left, of)):
+                return Call("div", (factored[0], right)), factored[1]
         return None
 
-    outer = factor(logit, lambda each: isinstance(each, Call) and each.function == "tanh")
+    outer = factor(logit, lambda part: isinstance(part, Call) and part.function == "tanh")
     if outer is None or not isinstance(outer[1], Call):
         return None
-    inner = factor(outer[1].args[0], lambda each: isinstance(each, Score))
+    inner = factor(outer[1].args[0], lambda part: isinstance(part, Score))
     return None if inner is None else (outer[0], inner[0])
 
 
@@ -273,7 +273,7 @@ def may_be_far(logit: Real) -> bool:
         case Read():
             return True
         case Call("mul" | "div", args):
-            return any(may_be_far(each) for each in args if not steady(each))
+            return any(may_be_far(arg) for arg in args if not steady(arg))
         case Call("add" | "sub" | "neg" | "abs" | "min" | "max", args):
             return any(map(may_be_far, args))
         case Choice(_, then, other):
@@ -287,7 +287,7 @@ def numbered(formula: Formula) -> tuple[Formula, dict[str, str]]:
 
     def change(part: Any) -> Any:
         if isinstance(part, (Read, Entry)):
-            index = tuple(transform(each, change) for each in part.index)
+            index = tuple(transform(index, change) for index in part.index)
             return type(part)(names[part.slot], index)
         return None
 
@@ -429,9 +429,9 @@ class ScorePrinter(Printer):
             case Call("neg", (value,)):
                 return f"-{self.at(value, _PRODUCT)}", _SUM
             case Call(function, (left, right)) if function in self.infix:
-                sign, own = self.infix[function]
-                tighter = own + (function in ("sub", "div"))
-                return f"{self.at(left, own)} {sign} {self.at(right, tighter)}", own
+                sign, strength = self.infix[function]
+                tighter = strength + (function in ("sub", "div"))
+                return f"{self.at(left, strength)} {sign} {self.at(right, tighter)}", strength
             case Call(function, args):
                 return self.call(function, [self(arg) for arg in args]), _ATOM
             case Choice(condition, then, other) | Pick(condition, then, other):
@@ -443,8 +443,8 @@ class ScorePrinter(Printer):
             case Logic("not", (part,)):
                 return f"{self.negation}({self(part)})", _ATOM
             case Logic(word, parts):
-                sign, own = (self.conj, _AND) if word == "and" else (self.disj, _OR)
-                return f" {sign} ".join(self.at(part, self.tests) for part in parts), own
+                sign, strength = (self.conj, _AND) if word == "and" else (self.disj, _OR)
+                return f" {sign} ".join(self.at(part, self.tests) for part in parts), strength
             case Trunc(value):
                 return self.trunc(value), _ATOM
             case Product(left, right):

@@ -68,8 +68,8 @@ def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(pair, tuple):
         return data
     if len(pair) != 2:
-        found = f"a tuple of {len(pair)}"
-        raise DataType("index_k", found, "a tensor, or a pair (keys, factors)", at="index_k")
+        finding = f"a tuple of {len(pair)}"
+        raise DataType("index_k", finding, "a tensor, or a pair (keys, factors)", at="index_k")
     keys, factors = pair
     return {**data, "index_k": keys} | ({} if factors is None else {FACTORS: factors})
 

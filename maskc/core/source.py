@@ -96,13 +96,13 @@ def located(frame: FrameType, offset: int) -> SourceLoc:
 
 def raised_at(error: BaseException, file: str) -> SourceLoc | None:
     """The innermost position in `file` (as messages show it) that an exception passed through."""
-    found = None
+    position = None
     trail = error.__traceback__
     while trail is not None:
         if _shown(trail.tb_frame) == file:
-            found = _position(trail.tb_frame, trail.tb_lasti, trail.tb_lineno)
+            position = _position(trail.tb_frame, trail.tb_lasti, trail.tb_lineno)
         trail = trail.tb_next
-    return found
+    return position
 
 
 def _position(frame: FrameType, instruction: int, lineno: int) -> SourceLoc:

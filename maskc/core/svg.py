@@ -90,8 +90,8 @@ def _rgb(color: tuple[int, ...]) -> str:
     return "#" + "".join(f"{part:02x}" for part in color)
 
 
-def shrunk(classes: np.ndarray, most: int = MOST_CELLS) -> tuple[np.ndarray, np.ndarray]:
-    """Join cells until there are at most `most` a side.
+def shrunk(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Join cells until there are at most MOST_CELLS a side.
 
     Args:
         classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
@@ -100,7 +100,7 @@ def shrunk(classes: np.ndarray, most: int = MOST_CELLS) -> tuple[np.ndarray, np.
         The classes of the joined cells, uint8, and the share of their tiles that are live, float. A
         joined cell is full where all of its tiles are, and empty where all are.
     """
-    steps = [max(1, -(-size // most)) for size in classes.shape]
+    steps = [max(1, -(-size // MOST_CELLS)) for size in classes.shape]
     if not classes.size:
         return classes, classes.astype(float)
     size, live, full = (sums(x, *steps) for x in (classes < 3, classes > 0, classes == 2))
@@ -116,5 +116,5 @@ def sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
     if not numbers.size:
         return np.zeros([len(start) for start in starts])
     by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
-    found: np.ndarray = np.add.reduceat(by_row, starts[1], axis=1)
-    return found
+    sums_by_row: np.ndarray = np.add.reduceat(by_row, starts[1], axis=1)
+    return sums_by_row

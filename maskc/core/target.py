@@ -88,8 +88,8 @@ class Target:
         if problem.dtype is DType.float8_e4m3fn:
             return problem
         widths = (*((dim, dim) for dim in self.head_dims), *self.unequal)
-        found = (each for each in widths if each[0] >= dims[0] and each[1] >= dims[1])
-        of_qk, of_v = next(found, (0, 0))
+        wide_enough = (width for width in widths if width[0] >= dims[0] and width[1] >= dims[1])
+        of_qk, of_v = next(wide_enough, (0, 0))
         if not of_qk or min(dims) < 1 or any(dim % PIECE for dim in dims):
             return problem
         return replace(problem, head_dim=of_qk, head_dim_v=of_v)
@@ -137,9 +137,9 @@ class Target:
         """
         spares = (TARGETS[name] for name in SPARES.get(self.name, ()))
         having = (
-            each
-            for each in (self, *spares)
-            if not each.lacks(problem) and not each.lacks_choice(problem, chosen)
+            target
+            for target in (self, *spares)
+            if not target.lacks(problem) and not target.lacks_choice(problem, chosen)
         )
         return next(having, self)
 

@@ -167,14 +167,14 @@ class TileBounds:
                 left, right = self._sides(lhs)
                 return Verdict(do.at_most(right.low, left.high), do.at_most(right.high, left.low))
             case E.Cmp(op, E.Mod(num, den)):
-                found = self._divides(self.integer(num), den)
-                return found if op == "==" else self._opposite(found)
+                truth = self._divides(self.integer(num), den)
+                return truth if op == "==" else self._opposite(truth)
             case E.Cmp(op, lhs):
-                found = self._equal(*self._sides(lhs))
-                return found if op == "==" else self._opposite(found)
+                truth = self._equal(*self._sides(lhs))
+                return truth if op == "==" else self._opposite(truth)
             case E.Member(value, ranges, inside):
-                found = self._leaves.member(self.integer(value), ranges)
-                return found if inside else self._opposite(found)
+                truth = self._leaves.member(self.integer(value), ranges)
+                return truth if inside else self._opposite(truth)
             case E.All(terms):
                 return self._join(do.both, terms)
             case E.Any(terms):
@@ -182,9 +182,10 @@ class TileBounds:
         raise TypeError(f"not a condition over a box: {expr!r}")
 
     def _join(self, join: Any, terms: tuple[Expr, ...]) -> Verdict:
-        found = list(map(self.condition, terms))
+        truths = list(map(self.condition, terms))
         return Verdict(
-            reduce(join, (each.may for each in found)), reduce(join, (each.must for each in found))
+            reduce(join, (truth.may for truth in truths)),
+            reduce(join, (truth.must for truth in truths)),
         )
 
     def _opposite(self, verdict: Verdict) -> Verdict:

@@ -168,11 +168,11 @@ def settled(keep: Expr) -> Expr:
             if near == node.ranges:
                 return None
             value, ends = node.value, [(max(a, -most), min(b, most)) for a, b in near]
-            found = E.disj(*(E.conj(E.ge(value, E.const(a)), E.le(value, E.const(b)))
+            member = E.disj(*(E.conj(E.ge(value, E.const(a)), E.le(value, E.const(b)))
                              for a, b in ends))  # fmt: skip
             if len(ends) > 1:
-                found = E.Member(value, tuple(ends))
-            return found if node.inside else E.negate(found)
+                member = E.Member(value, tuple(ends))
+            return member if node.inside else E.negate(member)
         return None
 
     return E.transform(keep, decided)

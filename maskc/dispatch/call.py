@@ -44,10 +44,10 @@ class Place:
     missing; None if the lengths determine it."""
     keys: tuple[int, int] = (0, 1)
     """The first key, and the step from one to the next, where such are missing."""
-    joins: bool = False
+    accumulates: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0
-    """Query heads whose queries are rows of one tile, one head after another, in the mode PACKED;
+    """Query heads whose queries are rows of one tile, one head after another, in the mode PACK_GQA;
     `sizes` then counts these as one head. 0: in every other mode."""
 
 

@@ -131,7 +131,7 @@ def check_lse(array: Array, sizes: Sizes, target: Target, device: Device) -> Non
     shape = (sizes.batch, sizes.heads_q, sizes.n_q)
     check_like("lse", array, shape, "float32", target, device)
     steps = zip(array.strides, contiguous(shape), shape, strict=True)
-    if 0 not in shape and any(found != wanted for found, wanted, n in steps if n > 1):
+    if 0 not in shape and any(stride != wanted for stride, wanted, n in steps if n > 1):
         raise BadOption("lse", "contiguous, as the forward call returned it", array.strides)
 
 

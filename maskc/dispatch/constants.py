@@ -71,12 +71,12 @@ def constants(
     Raises:
         DataRange: something that the mask computes does not fit 64 bits.
     """
-    found = [arguments_of(v.args, v.rests, values, extremes) for v in variants]
+    arguments = [arguments_of(v.args, v.rests, values, extremes) for v in variants]
     rows, columns = unit.tiles(values["n_q"], values["n_kv"])
     named = {**values, "ti": rows, "tj": columns}
     most = max(
         reached(unit.reach[v.shape : v.shape + 1], named, args, extremes)
-        for v, args in zip(variants, found, strict=True)
+        for v, args in zip(variants, arguments, strict=True)
     )
     wide = large or most > widths.INT32
     n_args = max(len(variant.args) for variant in bundle.variants)
@@ -85,18 +85,18 @@ def constants(
     kept: dict[tuple[IdList, ...], list[int]] = {}
     lists: list[np.ndarray] = []
     end = table.size
-    for row, variant, args in zip(table, variants, found, strict=True):
+    for row, variant, args in zip(table, variants, arguments, strict=True):
         row[0] = variant.shape
         places = kept.get(variant.lists)
         if places is None:
             places = kept[variant.lists] = []
-            for each in variant.lists:
-                lists.append(_bits(each, values))
+            for bounds in variant.lists:
+                lists.append(_bits(bounds, values))
                 places.append(end)
                 end += len(lists[-1])
         row[1 : 1 + len(places)] = places
-        own = np.array(args, np.int64 if wide else np.int32).view(np.int32)
-        row[1 + n_lists : 1 + n_lists + len(own)] = own
+        words = np.array(args, np.int64 if wide else np.int32).view(np.int32)
+        row[1 + n_lists : 1 + n_lists + len(words)] = words
     return Constants(table if not lists else np.concatenate([table.ravel(), *lists]), wide)
 
 
@@ -105,11 +105,11 @@ def lengths_widen(bundle: Bundle, unit: SourceUnit) -> bool:
     values = {**dict(bundle.params), "n_q": FORESEEN, "n_kv": FORESEEN}
     rows, columns = unit.tiles(FORESEEN, FORESEEN)
     named = {**values, "ti": rows, "tj": columns}
-    found = [(v, arguments_of(v.args, v.rests, values, _foreseen)) for v in bundle.variants]
+    arguments = [(v, arguments_of(v.args, v.rests, values, _foreseen)) for v in bundle.variants]
     try:
         return any(
             reached(unit.reach[v.shape : v.shape + 1], named, args, _foreseen) > widths.INT32
-            for v, args in found
+            for v, args in arguments
         )
     except DataRange:  # of lengths that are refused; shorter ones are not
         return True
@@ -126,13 +126,13 @@ def arguments_of(
     farther from it than it must be: windows of 2^40 keys then fit 32 bits."""
     raw = [widths.number(arg, values) for arg in args]
     env = _Magnitudes(values, raw, extremes)
-    found = []
+    numbers = []
     for value, rest in zip_longest(raw, rests[: len(raw)]):
         if rest is not None:
             most = widths.number(rest, env) + 1
             value = max(-most, min(value, most))
-        found.append(value)
-    return found
+        numbers.append(value)
+    return numbers
 
 
 def reached(
@@ -144,8 +144,8 @@ def reached(
         DataRange: it does not fit 64 bits.
     """
     env = _Magnitudes(values, args, extremes)
-    own = (widths.number(bound, env) for bound in bounds)
-    most = max(0, *own, *map(abs, args)) if bounds or args else 0
+    reaches = (widths.number(bound, env) for bound in bounds)
+    most = max(0, *reaches, *map(abs, args)) if bounds or args else 0
     if most > widths.SAFE:
         raise too_wide(most, values)
     return most
@@ -171,8 +171,8 @@ class _Magnitudes(dict[str, int]):
         self._extremes = extremes
 
     def __missing__(self, name: str) -> int:
-        self[name] = found = self._extremes(name)
-        return found
+        self[name] = pair = self._extremes(name)
+        return pair
 
 
 def _bits(ids: IdList, values: Values) -> np.ndarray:
@@ -180,8 +180,8 @@ def _bits(ids: IdList, values: Values) -> np.ndarray:
     low, high = (widths.number(end, values) for end in (ids.low, ids.high))
     count = max(0, high - low + 1)
     if count > _MOST_BITS:
-        found = f"its list of ids is looked up at {low}..{high}"
-        raise DataRange("the mask", found, "use shorter lengths, or smaller coefficients")
+        finding = f"its list of ids is looked up at {low}..{high}"
+        raise DataRange("the mask", finding, "use shorter lengths, or smaller coefficients")
     bits = np.zeros(32 * -(-(count + 1) // 32), dtype=bool)
     for first, last in ids.ranges:
         bits[max(0, first - low) : max(0, min(last, high) - low + 1)] = True

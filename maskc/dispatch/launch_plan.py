@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import APART_FLOATS, PACKED, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import PACK_GQA, SEPARATE_DQ_FLOATS, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import (
@@ -101,7 +101,7 @@ def launch_plan(
     rows = replace(sizes, n_q=sizes.n_q * (place.packed or 1))
     block = _block(bundle, unit, strides, sizes, tables)
     block.n_q = rows.n_q
-    block.spacing, block.joins = place.spacing, place.joins
+    block.spacing, block.accumulates = place.spacing, place.accumulates
     if place.shift is not None:
         behind = len(bundle.arrays)
         block.array_row[behind] = place.shift
@@ -113,7 +113,7 @@ def launch_plan(
         maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes, pages)
     if not idle and wanted.direction is Direction.backward and unit.modes:
         outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
-    elif not idle and mode == PACKED and unit.work is None:
+    elif not idle and mode == PACK_GQA and unit.work is None:
         tiles, block.items = packed_parts(unit, sizes, place.packed)
         if block.items > 1:
             outputs = (*outputs, singles(tiles * block.items * unit.tile.q * unit.row_floats))
@@ -123,7 +123,7 @@ def launch_plan(
         and (unit.thresholds or (tables.work and tables.work.parts))
     ):
         parts = 0 if tables.work is None else tables.work.parts
-        stored = rows.n_q + rows.n_q % 2 if mode == PACKED else unit.tile.q
+        stored = rows.n_q + rows.n_q % 2 if mode == PACK_GQA else unit.tile.q
         floats = threshold_words(unit, sizes) + parts * stored * unit.row_floats
         outputs = (*outputs, singles(floats))
     return LaunchPlan(
@@ -161,9 +161,9 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     parts = 0 if tables.work is None else tables.work.parts
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
     apart = unit.work is not None and unit.work.apart
-    row = APART_FLOATS if apart else unit.row_floats
-    own = queries * row + parts * unit.tile.k * unit.key_floats
-    return threshold_words(unit, sizes) + own
+    row = SEPARATE_DQ_FLOATS if apart else unit.row_floats
+    floats = queries * row + parts * unit.tile.k * unit.key_floats
+    return threshold_words(unit, sizes) + floats
 
 
 def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
@@ -174,9 +174,9 @@ def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
     """
     if not unit.thresholds:
         return 0
-    found = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
+    words = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
     backward = Direction.backward in unit.directions
-    return found + (2 * _padded(unit, sizes) if backward else 0)
+    return words + (2 * _padded(unit, sizes) if backward else 0)
 
 
 def _blocks(
@@ -234,9 +234,9 @@ def outputs_of(
     return (*gradients, singles(0), singles(sizes.heads_q))
 
 
-def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
+def _output(shape: Shape, like: Array, q: Array, ordered: bool) -> Output:
     """A result of this shape, in the order of the input it goes with."""
-    order = order_of(beside.shape, beside.strides) if ordered else (0, 1, 2)
+    order = order_of(like.shape, like.strides) if ordered else (0, 1, 2)
     alike = shape == tuple(q.shape) and out_strides(shape, order) == tuple(q.strides)
     return Output(shape, order, alike)
 
@@ -249,7 +249,7 @@ def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    strides |= {name: each.strides for name, each in made}
+    strides |= {name: strides.strides for name, strides in made}
     return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 

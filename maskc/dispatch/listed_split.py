@@ -41,13 +41,15 @@ def tokens_of(
     env = {**params, side: np.arange(length), "n_q": n_q, "n_kv": n_kv}
     read = {name: arrays[name] for name in E.arrays(listed.among)}
     sequences = max((len(x) for x in read.values() if x.ndim > 1), default=1)
-    found = []
+    per_sequence = []
     for sequence in range(sequences):
-        own = {n: x[sequence if len(x) > 1 else 0] if x.ndim > 1 else x for n, x in read.items()}
-        held = np.broadcast_to(evaluate(listed.among, {**env, **own}), (length,))
-        found.append(np.flatnonzero(held))
-    tokens = np.full((sequences, max(map(len, found))), -1, np.int32)
-    for row, held in zip(tokens, found, strict=True):
+        of_sequence = {
+            n: x[sequence if len(x) > 1 else 0] if x.ndim > 1 else x for n, x in read.items()
+        }
+        held = np.broadcast_to(evaluate(listed.among, {**env, **of_sequence}), (length,))
+        per_sequence.append(np.flatnonzero(held))
+    tokens = np.full((sequences, max(map(len, per_sequence))), -1, np.int32)
+    for row, held in zip(tokens, per_sequence, strict=True):
         row[: len(held)] = held
     return tokens
 
@@ -94,14 +96,14 @@ def times(
     alone = _time(layout) + row * n_q
     apart = alone
     for part in parts:
-        own, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
+        part_params, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
         lengths = (count, n_kv) if part.listed.side == "q" else (n_q, count)
         data = {part.listed.array: part.tokens}
-        apart += _time(build(part.recipe, *lengths, own, data))
+        apart += _time(build(part.recipe, *lengths, part_params, data))
         apart += row * (_MOVED * count + lengths[0])
         of_rows = part.listed.side == "q"
         thin = TileShape(1, tile.k) if of_rows else TileShape(tile.q, 1)
-        lines = build(LayoutRecipe(thin, part.recipe.keep, None), *lengths, own, data)
+        lines = build(LayoutRecipe(thin, part.recipe.keep, None), *lengths, part_params, data)
         rows, columns = np.repeat(np.arange(lines.shape[0]), np.diff(lines.row_ptr)), lines.col
         if of_rows:
             rows = part.tokens[rows] // tile.q

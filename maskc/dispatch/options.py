@@ -115,12 +115,12 @@ def number(name: str, value: object, positive: bool) -> float:
         raise BadOption(name, wanted, f"{type(value).__name__} {value!r}", at=name)
     try:
         given = float(value)
-        found = ctypes.c_float(given).value
+        rounded = ctypes.c_float(given).value
     except OverflowError:  # an integer or a fraction beyond 64 bits of floating point
         raise BadOption(name, wanted, f"one beyond {sys.float_info.max:.2g}", at=name) from None
-    if not math.isfinite(found) or (positive and not least <= given <= most):
+    if not math.isfinite(rounded) or (positive and not least <= given <= most):
         raise BadOption(name, wanted, value, at=name)
-    return found
+    return rounded
 
 
 def numbers(scale: object, softcap: object) -> tuple[float | None, float | None]:
@@ -145,10 +145,10 @@ def features_named(names: Iterable[Feature | str]) -> frozenset[Feature]:
     """
     if isinstance(names, str):
         names = (names,)
-    found = set()
+    features = set()
     for name in names:
         if not isinstance(name, Feature) and name not in Feature.__members__:
             known = ", ".join(Feature.__members__)
             raise BadOption("features", f"names from {known}", repr(name), at="features")
-        found.add(name if isinstance(name, Feature) else Feature[name])
-    return frozenset(found)
+        features.add(name if isinstance(name, Feature) else Feature[name])
+    return frozenset(features)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.bundle import PACKED, Bundle, SourceUnit
+from maskc.core.bundle import PACK_GQA, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
 
 _FEW = 8
-"""Queries per head, for heads that share keys with no other, up to which a mask with a score
-formula is packed: this mode computes the formula for existing rows only, not for a whole tile."""
+"""Queries per head, up to which heads that share keys with no other are packed. This mode merges
+the parts of a row in the same launch, and computes a score formula for existing rows only."""
 _PACKED = ("q", "out", "lse")
 
 
@@ -34,15 +34,15 @@ def packed(
     heads = sizes.heads_q // max(1, sizes.heads_kv)
     choice = (unit,) if unit.by_documents else bundle.choice(unit.target, wanted.direction)
     units = [
-        each
-        for each in choice
-        if PACKED in dict(each.modes) and not each.boxes and _fits(each, sizes.n_q, heads)
+        unit
+        for unit in choice
+        if PACK_GQA in dict(unit.modes) and not unit.boxes and _fits(unit, sizes.n_q, heads)
     ]
     if (
         wanted.direction is Direction.backward
         or (unit.form and not unit.by_documents)
         or not units
-        or (heads < 2 and (bundle.problem.score is None or sizes.n_q > _FEW))
+        or (heads < 2 and sizes.n_q > _FEW)
         or not sizes.n_kv
         or bundle.head_variant
         or Feature.entmax in wanted.features  # which looks at whole rows
@@ -55,16 +55,16 @@ def packed(
     for name in _PACKED:
         batch, head, token = strides[name][:3]
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
-    own = replace(sizes, heads_q=sizes.heads_kv)
-    smallest = min(units, key=lambda each: each.tile.q)
-    packed_place = replace(place, sizes=own, strides=strides, packed=heads)
-    return Program(smallest, PACKED), packed_place
+    grouped = replace(sizes, heads_q=sizes.heads_kv)
+    smallest = min(units, key=lambda unit: unit.tile.q)
+    packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
+    return Program(smallest, PACK_GQA), packed_place
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
     """Whether kernels without a work list lack a feature that this call needs."""
     scored = bundle.problem.score is not None or bundle.problem.dropout
-    return scored or place.joins or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
+    return scored or place.accumulates or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
 
 
 def _fits(unit: SourceUnit, n_q: int, heads: int) -> bool:

@@ -13,13 +13,13 @@ from typing import Generic, Protocol, TypeVar
 
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import (
-    APART,
+    DEFAULT,
     DETERMINISTIC,
-    NOT_ONCE,
-    ONCE,
-    PACKED,
-    STREAM,
-    USUAL,
+    EXCLUSIVE_DQ,
+    NOT_EXCLUSIVE_DQ,
+    PACK_GQA,
+    PERSISTENT,
+    SEPARATE_DQ,
     Mode,
     SourceUnit,
 )
@@ -127,8 +127,8 @@ class Program(Generic[S]):
 
 
 MODE_NAMES = {
-    USUAL: "", STREAM: "persistent", PACKED: "pack_gqa", DETERMINISTIC: "in order",
-    ONCE: "exclusive dq", APART: "separate dq",
+    DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa", DETERMINISTIC: "in order",
+    EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq",
 }  # fmt: skip
 """Names of modes in reports."""
 
@@ -142,7 +142,7 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def programs_of(
-    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool = False
+    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False
 ) -> Iterator[Program[S]]:
     """List the programs of one source, with predicted cycles.
 
@@ -153,12 +153,12 @@ def programs_of(
         wanted: the pass.
         facts: the tiles of the pass.
         sizes: of the call.
-        joins: whether results are joined with those of another launch.
+        accumulates: whether results are joined with those of another launch.
     """
-    modes = dict(unit.modes) or {USUAL: Mode(())}
+    modes = dict(unit.modes) or {DEFAULT: Mode(())}
     backward = wanted.direction is Direction.backward
     sharing = sizes.heads_kv / sizes.heads_q if backward and sizes.heads_q else 1.0
-    obstacles = _backward(unit, wanted, facts, sizes, joins) if backward else _forward(wanted)
+    obstacles = _backward(unit, wanted, facts, sizes, accumulates) if backward else _forward(wanted)
     for mode, obstacle in obstacles.items():
         if mode in modes:
             yield Program(unit, mode, _cycles(unit, mode, facts, sharing), obstacle)
@@ -166,13 +166,13 @@ def programs_of(
 
 def _forward(wanted: Pass) -> dict[str, str]:
     whole_rows = Feature.entmax in wanted.features
-    return {USUAL: "", STREAM: "entmax looks at whole rows" if whole_rows else ""}
+    return {DEFAULT: "", PERSISTENT: "entmax looks at whole rows" if whole_rows else ""}
 
 
 def _backward(
-    unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool
+    unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool
 ) -> dict[str, str]:
-    once = _why_not_once(unit, wanted, facts, joins)
+    once = _why_not_once(unit, wanted, facts, accumulates)
     usual = ""
     if wanted.deterministic and DETERMINISTIC in dict(unit.modes):
         usual = "not for deterministic=True: atomic additions have no fixed order"
@@ -180,14 +180,14 @@ def _backward(
     if not wanted.deterministic and not facts.adds_in_steps:
         ordered = "only for deterministic=True: columns would wait for each other"
     apart = _why_not_apart(wanted, facts, sizes) or ("" if once else "dq needs no sum")
-    return {ONCE: once, DETERMINISTIC: ordered, USUAL: usual, APART: apart}
+    return {EXCLUSIVE_DQ: once, DETERMINISTIC: ordered, DEFAULT: usual, SEPARATE_DQ: apart}
 
 
-def _why_not_once(unit: Source, wanted: Pass, facts: Facts, joins: bool) -> str:
+def _why_not_once(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
     """Why a pass does not store dq instead of adding to it; empty where it may."""
-    if joins:
+    if accumulates:
         return "dq is added to that of another launch"
-    if wanted.features & NOT_ONCE:
+    if wanted.features & NOT_EXCLUSIVE_DQ:
         return "its kernel lacks a feature of the call"
     if facts.adders is None:
         return "the number of tiles of a row is unknown"
@@ -234,9 +234,9 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     costs = {cost.mode: cost for cost in unit.costs}
     factor = 1.0
     if mode == DETERMINISTIC and mode not in costs:
-        mode, factor = USUAL, _STEPS if facts.adds_in_steps else _TURNS
-    elif mode == ONCE and mode not in costs:
-        mode = USUAL
+        mode, factor = DEFAULT, _STEPS if facts.adds_in_steps else _TURNS
+    elif mode == EXCLUSIVE_DQ and mode not in costs:
+        mode = DEFAULT
     cost = costs.get(mode)
     if cost is None:
         return math.inf
@@ -283,8 +283,8 @@ def _cycles_at_least(unit: Source, bound: Tally) -> float:
     if not bound.queries:
         return min((cost.cycles(bound) for cost in unit.costs), default=0.0)
     # of a backward pass; columns count less where query heads share them
-    found = (cost.tile * bound.tiles + cost.query * bound.queries for cost in unit.costs)
-    return _STEPS * min(found, default=0.0)
+    cycles = (cost.tile * bound.tiles + cost.query * bound.queries for cost in unit.costs)
+    return _STEPS * min(cycles, default=0.0)
 
 
 def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -> Program[S]:

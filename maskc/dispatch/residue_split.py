@@ -82,11 +82,11 @@ def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) ->
     total = float(row * n_q * (len(parts) - 1))
     for part in parts:
         tile, params = part.recipe.tile, {**part.params, N_KV_OF_ALL: n_kv}
-        for found in views(part.stride, part.keys, n_q, n_kv):
-            layout = build(part.recipe, found.n_q, found.n_kv, params, part.arrays)
+        for view in views(part.stride, part.keys, n_q, n_kv):
+            layout = build(part.recipe, view.n_q, view.n_kv, params, part.arrays)
             full = int((layout.kind == FULL).sum())
             tiles = full + PARTIAL * (layout.nnz - full)
-            total += found.count * (row * found.n_q + tile.q * tile.k * tiles)
+            total += view.count * (row * view.n_q + tile.q * tile.k * tiles)
     return total
 
 
@@ -127,35 +127,37 @@ def slices(
     one_by_one = sizes.batch > 1 and (by_head or not _even(sizes, strides))
     rounds = sizes.batch if one_by_one else 1
     heads = 1 if one_by_one else sizes.batch
-    for found in classes(stride, sizes.n_q, sizes.n_kv):
-        own = Sizes(found.count, heads * sizes.heads_q, heads * sizes.heads_kv,
-                    found.n_q, found.n_kv)  # fmt: skip
+    for view in classes(stride, sizes.n_q, sizes.n_kv):
+        view_sizes = Sizes(view.count, heads * sizes.heads_q, heads * sizes.heads_kv,
+                    view.n_q, view.n_kv)  # fmt: skip
         steps = {name: (by[2], by[1], stride * by[2]) for name, by in strides.items()}
         for sequence in range(rounds):
             shifts = {
-                name: (sequence * by[0] + _first(name, found) * by[2])
+                name: (sequence * by[0] + _first(name, view) * by[2])
                 * (_SINGLE if name == "lse" else itemsize)
                 for name, by in strides.items()
             }
-            yield Place(own, steps, shifts, stride)
+            yield Place(view_sizes, steps, shifts, stride)
 
 
 def _over_keys(
     residue: int, stride: int, sizes: Sizes, strides: Mapping[str, Shape], itemsize: int
 ) -> Place:
     """All queries, and the keys of one residue."""
-    (found,) = views(stride, residue, sizes.n_q, sizes.n_kv)
-    own = {
+    (view,) = views(stride, residue, sizes.n_q, sizes.n_kv)
+    view_params = {
         name: (by[0], by[1], stride * by[2]) if name in OF_KEYS else by
         for name, by in strides.items()
     }
     shifts = {name: residue * strides[name][2] * itemsize for name in strides if name in OF_KEYS}
     shift = sizes.n_kv - sizes.n_q
-    return Place(replace(sizes, n_kv=found.n_kv), own, shifts, shift=shift, keys=(residue, stride))
+    return Place(
+        replace(sizes, n_kv=view.n_kv), view_params, shifts, shift=shift, keys=(residue, stride)
+    )
 
 
-def _first(name: str, found: Classes) -> int:
-    return found.first if name in OF_KEYS else found.first_query
+def _first(name: str, view: Classes) -> int:
+    return view.first if name in OF_KEYS else view.first_query
 
 
 def _even(sizes: Sizes, strides: Mapping[str, Shape]) -> bool:
@@ -170,7 +172,7 @@ def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
     """Return the order of parts: among parts with all keys, longer strides come first.
 
     If one tile has all keys of a query, dq needs no sum, provided that nothing must be added (see
-    ONCE).
+    EXCLUSIVE_DQ).
     """
     return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
 
@@ -199,17 +201,17 @@ def pays(whole: Bundle, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
     if per_sequence(whole, bound.arrays):  # else the others of the batch would decide too
         return False
 
-    def tiled(bundle: Bundle, own: SourceUnit, stride: int, keys: int | None = None) -> Tiled:
-        recipe = bundle.variants[0].recipe(own.tile)
+    def tiled(bundle: Bundle, unit: SourceUnit, stride: int, keys: int | None = None) -> Tiled:
+        recipe = bundle.variants[0].recipe(unit.tile)
         mine = {name: bound.params[name] for name, _ in bundle.params if name in bound.params}
         data = sequence_arrays(recipe, bound.arrays, 0, 0) if bundle.data else {}
         return Tiled(recipe, mine, data, stride, keys)
 
     parts = []
     for part in whole.parts:
-        own = part.bundle.unit(unit.target, unit.directions[0])
-        if own is None:
+        part_unit = part.bundle.unit(unit.target, unit.directions[0])
+        if part_unit is None:
             return False
-        parts.append(tiled(part.bundle, own, part.stride, part.keys))
+        parts.append(tiled(part.bundle, part_unit, part.stride, part.keys))
     rest = ("cuda" if unit.modes else "c", sizes.n_q, sizes.n_kv)
     return time_in_pairs(parts, *rest) < time_in_pairs((tiled(whole, unit, 1),), *rest)

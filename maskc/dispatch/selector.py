@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import APART, DETERMINISTIC, NOT_ONCE, ONCE, USUAL, Bundle, SourceUnit
+from maskc.core.bundle import (
+    DEFAULT,
+    DETERMINISTIC,
+    EXCLUSIVE_DQ,
+    NOT_EXCLUSIVE_DQ,
+    SEPARATE_DQ,
+    Bundle,
+    SourceUnit,
+)
 from maskc.core.cost import Tally
 from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
 from maskc.core.forms import DATA
@@ -145,14 +153,14 @@ class SourceSelector:
             bundle = self.bundle
             made_by = bundle.list_source, bundle.moving_source, bundle.pages_source
             units += tuple(filter(None, (source(units[0].target) for source in made_by)))
-        found = {
+        forms = {
             (unit.key, mode, built): (unit, mode, built)
             for unit in units
             if unit.offers(features)
             for mode in modes_of(unit, features)
             for built in self._widths(unit, features)
         }
-        return tuple(found.values())
+        return tuple(forms.values())
 
     def _widths(self, unit: SourceUnit, features: Features) -> tuple[Features, ...]:
         """The features that a source is built with: also for 64 bits, if lengths may ask for it."""
@@ -183,7 +191,7 @@ class SourceSelector:
             unit = _working(unit, **_UNCUT)  # what entmax makes of parts could not be merged
         if place.packed:
             unit = _working(unit, heads=place.packed)
-        if program.mode == APART:
+        if program.mode == SEPARATE_DQ:
             unit = _working(unit, apart=True)
         elif program.mode == DETERMINISTIC:
             unit, wanted = self._ordered(unit, wanted), replace(wanted, deterministic=True)
@@ -261,7 +269,7 @@ class SourceSelector:
     def _programs(
         self, wanted: Pass, place: Place, unit: SourceUnit, facts: Facts
     ) -> list[Emitted]:
-        return list(programs_of(unit, wanted, facts, place.sizes, place.joins))
+        return list(programs_of(unit, wanted, facts, place.sizes, place.accumulates))
 
     def _stands_in(self, unit: SourceUnit, bound: Bound) -> bool:
         """Whether sources are compared by expected tiles, as the data of a sequence decide its own.
@@ -275,7 +283,7 @@ class SourceSelector:
 
     def _counted(self, wanted: Pass, bound: Bound, place: Place, unit: SourceUnit) -> Facts:
         """The tiles of a call; expected ones where the host does not know them beforehand."""
-        if not unit.costs and ONCE not in dict(unit.modes):
+        if not unit.costs and EXCLUSIVE_DQ not in dict(unit.modes):
             return Facts(None)
         if bound.given is not None or not bound.lasting:
             return self._expected(wanted, bound, place, unit)
@@ -347,8 +355,10 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     """The modes that calls with these features may run in."""
     whole = Feature.entmax in features and Direction.forward in unit.directions
     if not unit.modes or whole:
-        return (USUAL,)
-    return tuple(name for name, _ in unit.modes if name != ONCE or not features & NOT_ONCE)
+        return (DEFAULT,)
+    return tuple(
+        name for name, _ in unit.modes if name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ
+    )
 
 
 def _working(unit: SourceUnit, **rule: Any) -> SourceUnit:

@@ -57,9 +57,9 @@ def expected_tally(
         backward = direction is Direction.backward
         queries = -(-sizes.n_q // tile.q) * len(tallies) if backward else 0
         return replace(_sum(tallies), queries=queries)
-    beside = beside_documents(bundle.variants[0].keep, bundle.data)
-    if beside is not None:
-        return of_documents(tile, beside, params, longest, direction)
+    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    if alongside is not None:
+        return of_documents(tile, alongside, params, longest, direction)
     arrays = {
         name: _table(decl, sizes)
         for decl in bundle.data if decl.kind is DataKind.table for name in decl.arrays
@@ -115,7 +115,7 @@ def _of_selections(
 ) -> Tally:
     """Return expected tile counts of one mask, as if its other data ruled nothing out."""
     rest = (bundle.selections, tile)
-    keep = _hull_beside(keep, frozenset(each.name for each in bundle.selections))
+    keep = _hull_beside(keep, frozenset(selection.name for selection in bundle.selections))
     return expected(tile_codes(keep, *rest, sizes.n_q, sizes.n_kv, params), *rest)
 
 
@@ -130,11 +130,11 @@ def expected(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileSha
     whole = (codes >> _FULL & 1).astype(bool)
     settled = (codes & 1).astype(bool)
     alone = settled.copy()
-    for i, each in enumerate(selections):
+    for i, selection in enumerate(selections):
         reached = (codes >> (1 << i) & 1).astype(bool) & ~settled
         keys = reached.sum(axis=1, keepdims=True) * tile.k
-        share = np.minimum(1, each.k * each.block / np.maximum(keys, 1))
-        cells = max(1, tile.q // each.q_block) * max(1, tile.k // each.block)
+        share = np.minimum(1, selection.k * selection.block / np.maximum(keys, 1))
+        cells = max(1, tile.q // selection.q_block) * max(1, tile.k // selection.block)
         alone |= reached
         free *= np.where(reached, (1 - share) ** cells, 1)
         if cells == 1:
@@ -161,31 +161,31 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def of_documents(
-    tile: TileShape, beside: Expr, params: Values, longest: int | None, direction: Direction
+    tile: TileShape, alongside: Expr, params: Values, longest: int | None, direction: Direction
 ) -> Tally:
     """Return the tile counts of packed documents of about equal length.
 
     Args:
         tile: the tile shape.
-        beside: the condition in addition to documents, see `beside_documents`.
+        alongside: the condition in addition to documents, see `beside_documents`.
         params: a value for every parameter.
         longest: tokens of the longest document; None takes TYPICAL.
         direction: a backward pass goes through tile columns.
     """
     ids = _packed(min(longest or TYPICAL, LONGEST))
-    return tally_of_documents(tile, beside, params, ids, direction)
+    return tally_of_documents(tile, alongside, params, ids, direction)
 
 
 def tally_of_documents(
-    tile: TileShape, beside: Expr, params: Values, ids: np.ndarray, direction: Direction
+    tile: TileShape, alongside: Expr, params: Values, ids: np.ndarray, direction: Direction
 ) -> Tally:
     """Return the tile counts of packed documents, with tiles that begin at documents.
 
     Args:
-        tile, beside, params, direction: see `of_documents`.
+        tile, alongside, params, direction: see `of_documents`.
         ids: int32 [tokens], the document of each token.
     """
-    layout = build(LayoutRecipe(tile, beside, None), len(ids), len(ids), params, {})
+    layout = build(LayoutRecipe(tile, alongside, None), len(ids), len(ids), params, {})
     lists = document_lists(layout, ids, ids)
     backward = direction is Direction.backward
     counts = np.diff(lists.row_ptr)

@@ -143,8 +143,8 @@ class Tables:
     def counters(self) -> tuple[int, int]:
         """(captured launches that find counters of their own, how many integers each has); none
         where there are no counters."""
-        copies, own = next((x.shape for name, x in self.parts if name == "counter"), (1, 0))
-        return copies - 1, own
+        copies, count = next((x.shape for name, x in self.parts if name == "counter"), (1, 0))
+        return copies - 1, count
 
     @property
     def size(self) -> int:
@@ -217,8 +217,10 @@ def make_tables(
     if of_head is not None:
         parts.append(("head_variant", of_head))
     if unit.boxes is not None and unit.work is not None:
-        own = _box_tables(unit.work, unit.boxes, parts, cases, of_head, sizes, params, direction)
-        return replace(own, wide=wide)
+        of_boxes = _box_tables(
+            unit.work, unit.boxes, parts, cases, of_head, sizes, params, direction
+        )
+        return replace(of_boxes, wide=wide)
     if unit.distances:
         bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(bits)))
@@ -234,7 +236,7 @@ def make_tables(
         parts += [("row_ptr", ptr), ("row_tiles", words)]
         slots = (*slots, Slot(stops))
     elif lists:
-        layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
+        layouts = [_layout(recipe, sizes, params, of_layout) for recipe, of_layout in seen]
         parts += _lists(layouts, backward)
         parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
     elif slots and sizes.n_kv:
@@ -275,8 +277,8 @@ def _box_tables(
     backward = direction is Direction.backward
     grid = boxes.grid(sizes.n_q)
     relations = [axis_relations(case.variant.axes, grid, params) for case in cases]
-    words = [box_words(boxes, each, keys=backward) for each in relations]
-    layouts = [box_layout(boxes, each) for each in relations]
+    words = [box_words(boxes, relation, keys=backward) for relation in relations]
+    layouts = [box_layout(boxes, relation) for relation in relations]
     if os.environ.get("MASKC_CHECK") == "1":
         for case, layout in zip(cases, layouts, strict=True):
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
@@ -291,9 +293,9 @@ def _box_tables(
 
 def _work_parts(work: Work, rule: WorkList) -> list[tuple[str, np.ndarray]]:
     items = np.concatenate([work.items, work.merges])
-    own = _COUNTERS + (len(work.merges) if rule.heads else 0)
-    copies = 1 + min(CAPTURED, _MOST_COUNTERS // own)
-    return [("work", items), ("counter", np.zeros((copies, own), np.int32))]
+    counters = _COUNTERS + (len(work.merges) if rule.heads else 0)
+    copies = 1 + min(CAPTURED, _MOST_COUNTERS // counters)
+    return [("work", items), ("counter", np.zeros((copies, counters), np.int32))]
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
@@ -357,12 +359,12 @@ def make_slot(
     """
     decl = next(decl for decl in decls if name in decl.arrays)
     batch, heads = leading(values.shape, decl.rank)
-    for found, wanted, what in (
+    for actual, wanted, what in (
         (heads, sizes.heads_q, "heads of q"),
         (batch, sizes.batch, "sequences of q"),
     ):
-        if found not in (1, wanted):
-            expected = f"{wanted} (the {what}) or 1 in place of {found}"
+        if actual not in (1, wanted):
+            expected = f"{wanted} (the {what}) or 1 in place of {actual}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
     if isinstance(values, Chosen):
         values = values.bits() if as_bits else values.lists

@@ -97,11 +97,11 @@ def tensor(
 
 def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int, int]]:
     """Tokens along each axis, the innermost first, and elements between neighbours."""
-    found = []
+    dims = []
     for extent in reversed(boxes.grid(tokens) if boxes else (tokens,)):
-        found.append(("tokens", extent, stride))
+        dims.append(("tokens", extent, stride))
         stride *= extent
-    return found
+    return dims
 
 
 def tensors(
@@ -110,4 +110,4 @@ def tensors(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """All maps of a source; `strides` in elements by tensor; errors as above."""
     rest = (sizes, problem, target, boxes, pages)
-    return tuple(tensor(each, strides[each.tensor], *rest) for each in maps)
+    return tuple(tensor(tensor_map, strides[tensor_map.tensor], *rest) for tensor_map in maps)

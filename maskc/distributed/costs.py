@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskc import driver
-from maskc.core.bundle import STREAM, USUAL
+from maskc.core.bundle import DEFAULT, PERSISTENT
 from maskc.core.coefficients import card_of, costs, measured
 from maskc.core.cost import Card, Cost
 from maskc.core.errors import MaskcError
@@ -144,8 +144,8 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     forward, backward = (
         family_of(target).schedule(like, (), direction, "") for direction in Direction
     )
-    of_rows = costs(measured(_TARGET), Direction.forward, "", dim, {USUAL, STREAM})
-    of_columns = costs(measured(_TARGET), Direction.backward, "", dim, {USUAL})
+    of_rows = costs(measured(_TARGET), Direction.forward, "", dim, {DEFAULT, PERSISTENT})
+    of_columns = costs(measured(_TARGET), Direction.backward, "", dim, {DEFAULT})
     return (
         PassCost(forward.tile, of_rows, card),
         PassCost(backward.tile, of_columns, card, columns=True),

@@ -205,8 +205,8 @@ def _packed(
 ) -> dict[Pieces, Any]:
     """Pack the contents of messages; rows that several messages carry are packed once, and many
     stretches together."""
-    together: Any = packed(rows, k, v, many.all, first) if many.each else None
-    packed_once = {pieces: together[place] for pieces, place in many.each}
+    together: Any = packed(rows, k, v, many.all, first) if many.parts else None
+    packed_once = {pieces: together[place] for pieces, place in many.parts}
     for _, pieces in messages:
         if pieces not in packed_once:
             packed_once[pieces] = packed(rows, k, v, pieces, first)
@@ -214,7 +214,7 @@ def _packed(
 
 
 def bring(
-    work: RankWork, found: Exchange, rows: ExchangedRows, k: Any, v: Any, buffer: Any
+    work: RankWork, exchange: Exchange, rows: ExchangedRows, k: Any, v: Any, buffer: Any
 ) -> None:
     """Add messages: others get what they need of this rank's keys and values, and this rank what it
     needs into its buffer.
@@ -226,27 +226,27 @@ def bring(
         buffer: [size, width]; None where the rank receives nothing.
     """
     many = work.many_came
-    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
-    places = dict(many.each)
-    if many.each:
-        found.spread_later(buffer, many.all, apart)
+    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None
+    places = dict(many.parts)
+    if many.parts:
+        exchange.spread_later(buffer, many.all, apart)
     for peer, pieces in work.incoming:
         if pieces in places:
-            found.receive(apart[places[pieces]], peer)
+            exchange.receive(apart[places[pieces]], peer)
         elif len(pieces) == 1:
             ((place, count),) = pieces.stretches
-            found.receive(buffer[place : place + count], peer)
+            exchange.receive(buffer[place : place + count], peer)
         else:
             received = buffer.new_empty((pieces.tokens, rows.width))
-            found.spread_later(buffer, pieces, received)
-            found.receive(received, peer)
+            exchange.spread_later(buffer, pieces, received)
+            exchange.receive(received, peer)
     made = _packed(rows, k, v, work.outgoing, work.many_sent)
     for peer, pieces in work.outgoing:
-        found.send(made[pieces], peer)
+        exchange.send(made[pieces], peer)
 
 
 def give_back(
-    work: RankWork, found: Exchange, rows: ExchangedRows, dk: Any, dv: Any, first: int
+    work: RankWork, exchange: Exchange, rows: ExchangedRows, dk: Any, dv: Any, first: int
 ) -> list[tuple[Pieces, Any]]:
     """Add messages: the gradients of what came return.
 
@@ -261,8 +261,8 @@ def give_back(
     back = []
     for peer, pieces in work.outgoing:
         back.append((pieces, dk.new_empty((pieces.tokens, rows.width))))
-        found.receive(back[-1][1], peer)
+        exchange.receive(back[-1][1], peer)
     made = _packed(rows, dk, dv, work.incoming, work.many_came, first)
     for peer, pieces in work.incoming:
-        found.send(made[pieces], peer)
+        exchange.send(made[pieces], peer)
     return back

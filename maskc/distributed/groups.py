@@ -256,7 +256,7 @@ def _captures(device: Any) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def exchanged(ranks: Ranks, device: Any, own: Sequence[int]) -> list[list[int]]:
+def exchanged(ranks: Ranks, device: Any, integers: Sequence[int]) -> list[list[int]]:
     """Integers of all ranks, by rank.
 
     Raises:
@@ -265,7 +265,7 @@ def exchanged(ranks: Ranks, device: Any, own: Sequence[int]) -> list[list[int]]:
     import torch
     import torch.distributed as dist
 
-    mine = torch.tensor(own, dtype=torch.int64, device=device)
+    mine = torch.tensor(integers, dtype=torch.int64, device=device)
     received = [torch.empty_like(mine) for _ in range(ranks.size)]
     if device.type == "cpu":  # one by one, so that a rank that is gone is named
         received[ranks.rank] = mine

@@ -222,7 +222,7 @@ class RankPass(ABC):
             if self.failure is not None and not stage.travels:
                 continue
             try:
-                with self.streams.of(stage.beside):
+                with self.streams.of(stage.alongside):
                     stage.run(self)
             except RankLost:
                 raise
@@ -318,7 +318,7 @@ class RankPass(ABC):
 
     def keys_of(self, call: RankCall) -> tuple[Any, Any]:
         """k and v [B, Hkv, N, D or Dv] that hold a call's keys: the rank's own, or the buffer's."""
-        if call.own:
+        if call.own_keys:
             return self.k, self.v
         return self.rows.keys(self.buffer), self.rows.values(self.buffer)
 
@@ -447,7 +447,7 @@ class Backward(RankPass):
 
     def attend(self, call: RankCall) -> None:
         """The gradients of one call, added to those of its rows and keys."""
-        sums = self.of_own if call.own else self.of_buffer
+        sums = self.of_own if call.own_keys else self.of_buffer
         self.launch(call, *self.keys_of(call), self.saved, self.dq, sums)
 
     def launch(
@@ -536,12 +536,12 @@ class Streams:
 
         return torch.cuda.current_stream(self._device)
 
-    def of(self, beside: bool) -> Any:
+    def of(self, alongside: bool) -> Any:
         """A context in which the second stream is the present one, where there is one and it is
         wanted."""
         import torch
 
-        alone = self._there is None or not beside
+        alone = self._there is None or not alongside
         return nullcontext() if alone else torch.cuda.stream(self._there)
 
     def meet(self) -> None:
@@ -577,38 +577,38 @@ class RankOutput:
             self._made = self._room()
         return self._made
 
-    def _whole(self, own: slice) -> bool:
-        return (own.start, own.stop) == (0, self._like.shape[2])
+    def _whole(self, rows: slice) -> bool:
+        return (rows.start, rows.stop) == (0, self._like.shape[2])
 
-    def place(self, queries: Any, own: slice) -> Any:
+    def place(self, queries: Any, rows: slice) -> Any:
         """Find where rows of out may be written at once.
 
         Args:
             queries: [B, Hq, rows, D]: the rows' q.
-            own: where they are among the rank's.
+            rows: where they are among the rank's.
 
         Returns:
             A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
         """
-        if self._whole(own):
+        if self._whole(rows):
             return None
-        part = self.all[0][:, :, own]
+        part = self.all[0][:, :, rows]
         return part if _lies(part, queries) else None
 
-    def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
+    def put(self, rows: slice, out: Any, lse: Any, written: bool = False) -> None:
         """Take out [B, Hq, rows, Dv] and lse [B, Hq, rows] of some rows.
 
         Args:
-            own: where the rows are among the rank's.
+            rows: where the rows are among the rank's.
             written: whether out lies there already.
         """
-        if self._whole(own):
+        if self._whole(rows):
             self._made = out, lse
             return
         into, lses = self.all
         if not written:
-            into[:, :, own] = out
-        lses[:, :, own] = lse
+            into[:, :, rows] = out
+        lses[:, :, rows] = lse
 
 
 class PassParts:
@@ -619,17 +619,17 @@ class PassParts:
         self._like, self._shape = q, (*q.shape[:2], rows, dim_v + 1)
         self._all: list[Any] = []
 
-    def place(self, queries: Any, own: slice) -> Any:
+    def place(self, queries: Any, rows: slice) -> Any:
         """Find where a part may be written at once: nowhere."""
         return None
 
-    def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
-        """Take a part: out [B, Hq, rows, Dv] and lse [B, Hq, rows] of the rows `own`."""
+    def put(self, rows: slice, out: Any, lse: Any, written: bool = False) -> None:
+        """Take a part: out [B, Hq, rows, Dv] and lse [B, Hq, rows] of `rows`."""
         import torch
 
         part = self._like.new_zeros(self._shape, dtype=torch.float32)
         part[..., -1] = -torch.inf
-        part[:, :, own, :-1], part[:, :, own, -1] = out, lse
+        part[:, :, rows, :-1], part[:, :, rows, -1] = out, lse
         self._all.append(part)
 
     @property

@@ -44,15 +44,15 @@ class Joined:
     """Several pieces side by side, so that they are copied together."""
 
     all: Pieces
-    each: tuple[tuple[Pieces, slice], ...]
+    parts: tuple[tuple[Pieces, slice], ...]
     """Each of them, once, and where it is among all tokens."""
 
     @classmethod
     def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
         """Join the messages of more than FEW stretches."""
         packed = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
-        each, at = [], 0
+        parts, at = [], 0
         for pieces in packed:
-            each.append((pieces, slice(at, at + pieces.tokens)))
+            parts.append((pieces, slice(at, at + pieces.tokens)))
             at += pieces.tokens
-        return cls(Pieces(x for pieces in packed for x in pieces.stretches), tuple(each))
+        return cls(Pieces(x for pieces in packed for x in pieces.stretches), tuple(parts))

@@ -411,11 +411,11 @@ class Plan(Setting):
             call.positions for rank in range(self.ranks) for call in self.work(rank, *asked).calls
         ))  # fmt: skip
 
-    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
+    def work_in(self, layer: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
         """Return a rank's messages and calls in one layer plan; cached."""
         from maskc.distributed.work import work_of
 
-        asked = own, rank, one_stretch
+        asked = layer, rank, one_stretch
         return self.once(("work", *asked), lambda: work_of(self, *asked))
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
@@ -443,8 +443,8 @@ class Plan(Setting):
         """
         return self._times_in(self.layer(layer))
 
-    def _times_in(self, own: LayerPlan) -> tuple[Times, Times]:
-        return self.once(("times", own), lambda: by_calls(self, own, by_tiles(own, self)))
+    def _times_in(self, layer: LayerPlan) -> tuple[Times, Times]:
+        return self.once(("times", layer), lambda: by_calls(self, layer, by_tiles(layer, self)))
 
     def imbalance(self, layer: str | None = None) -> float:
         """Return the slowest rank's forward tiles divided by the mean; 1 is perfect balance."""

@@ -152,10 +152,10 @@ def _without_data(keep: Expr) -> Expr:
 _Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _spans(each: _Set, n: int, tile: TileShape) -> _Spans | None:
+def _spans(reached: _Set, n: int, tile: TileShape) -> _Spans | None:
     """(first, count) [rows, loops], (step, full) [loops] where closed forms hold."""
-    recipe = layout_recipe(each.keep, tile)
-    values = values_of(recipe, n, n, each.params)
+    recipe = layout_recipe(reached.keep, tile)
+    values = values_of(recipe, n, n, reached.params)
     if not n or not loops_hold(recipe, values):
         return None
     loops = recipe.loops or ()

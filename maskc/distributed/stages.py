@@ -22,13 +22,13 @@ class Stage:
     text: str
     run: Callable[[Any], Any]
     """Enqueues its messages, kernels or copies, given the pass."""
-    beside: bool = False
+    alongside: bool = False
     """Whether it runs on the second stream, concurrently with the current one."""
     travels: bool = False
     """Whether it has to do with messages: other ranks wait for it."""
 
     def __str__(self) -> str:
-        return self.text + (", on the second stream" if self.beside else "")
+        return self.text + (", on the second stream" if self.alongside else "")
 
 
 def forward(work: RankWork) -> tuple[Stage, ...]:
@@ -36,19 +36,19 @@ def forward(work: RankWork) -> tuple[Stage, ...]:
 
     Rows that read the buffer run on both streams in turns, those that see most first.
     """
-    later = [call for call in reversed(work.calls) if not call.own]
+    later = [call for call in reversed(work.calls) if not call.own_keys]
     keys = f"send keys: {_to(work.outgoing)}; receive {_from(work.incoming)}"
     copied = f"copy {_copied(work)} own keys into the buffer of {work.size}"
     return (
         *([_send_rows(work)] if work.moves else []),
         Stage(keys, lambda on: on.send_keys(), travels=True),
         _start(),
-        *([Stage(copied, lambda on: on.fill(), beside=True)] if work.size else []),
-        *(_attend(call) for call in work.calls if call.own),
-        _arrive(beside=True),
-        *([_host_rows(work, True), _start(patient=False, beside=True)] if work.moves else []),
+        *([Stage(copied, lambda on: on.fill(), alongside=True)] if work.size else []),
+        *(_attend(call) for call in work.calls if call.own_keys),
+        _arrive(alongside=True),
+        *([_host_rows(work, True), _start(patient=False, alongside=True)] if work.moves else []),
         _meet(),
-        *(_attend(call, beside=at % 2 == 0) for at, call in enumerate(later)),
+        *(_attend(call, alongside=at % 2 == 0) for at, call in enumerate(later)),
         *([_meet()] if later else []),
         *([_arrive()] if work.moves else []),
         *([_join_rows(work)] if work.moves and work.leaving.tokens else []),
@@ -63,11 +63,11 @@ def backward(work: RankWork) -> tuple[Stage, ...]:
     return (
         *([_send_rows(work), _start()] if work.moves else []),
         *([Stage(buffer, lambda on: on.remake())] if work.size else []),
-        *(_attend(call) for call in work.calls if not call.own),
+        *(_attend(call) for call in work.calls if not call.own_keys),
         *([_arrive(), _host_rows(work)] if work.moves else []),
         Stage(keys, lambda on: on.send_gradients(), travels=True),
         _start(),
-        *(_attend(call) for call in work.calls if call.own),
+        *(_attend(call) for call in work.calls if call.own_keys),
         Stage(f"add gradients of {_copied(work)} copies of keys", lambda on: on.add_copies()),
         _arrive(),
         Stage("add gradients that came back", lambda on: on.add_returned()),
@@ -78,24 +78,24 @@ def backward(work: RankWork) -> tuple[Stage, ...]:
 # ---------------------------------------------------------------- stages of both passes
 
 
-def _start(patient: bool = True, beside: bool = False) -> Stage:
+def _start(patient: bool = True, alongside: bool = False) -> Stage:
     text = "start messages" + (" and give them time to begin" if patient else "")
-    return Stage(text, lambda on: on.messages.start(patient), beside, travels=True)
+    return Stage(text, lambda on: on.messages.start(patient), alongside, travels=True)
 
 
-def _arrive(beside: bool = False) -> Stage:
-    return Stage("wait for messages", lambda on: on.messages.wait(), beside, travels=True)
+def _arrive(alongside: bool = False) -> Stage:
+    return Stage("wait for messages", lambda on: on.messages.wait(), alongside, travels=True)
 
 
 def _meet() -> Stage:
     return Stage("wait for the second stream", lambda on: on.streams.meet())
 
 
-def _attend(call: RankCall, beside: bool = False) -> Stage:
-    whose = "own keys" if call.own else "keys of the buffer"
+def _attend(call: RankCall, alongside: bool = False) -> Stage:
+    whose = "own keys" if call.own_keys else "keys of the buffer"
     keys = f"{whose} {call.key}-{call.key + call.keys - 1}" if call.keys else "no keys"
     text = f"attend rows {call.row}-{call.row + call.rows - 1} to {keys}"
-    return Stage(text, lambda on: on.attend(call), beside)
+    return Stage(text, lambda on: on.attend(call), alongside)
 
 
 def _send_rows(work: RankWork) -> Stage:
@@ -105,9 +105,9 @@ def _send_rows(work: RankWork) -> Stage:
     return Stage(text, lambda on: on.send_rows(), travels=True)
 
 
-def _host_rows(work: RankWork, beside: bool = False) -> Stage:
+def _host_rows(work: RankWork, alongside: bool = False) -> Stage:
     text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
-    return Stage(text, lambda on: on.host_rows(), beside, travels=True)
+    return Stage(text, lambda on: on.host_rows(), alongside, travels=True)
 
 
 def _join_rows(work: RankWork) -> Stage:

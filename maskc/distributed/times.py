@@ -148,7 +148,7 @@ def _of_rank(plan: Plan, work: RankWork) -> tuple[_Rank, _Rank] | None:
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
         visits = [(False, call) for guest in work.guests for call in guest.calls]
-        for hides, call in [*((call.own, call) for call in work.calls), *visits]:
+        for hides, call in [*((call.own_keys, call) for call in work.calls), *visits]:
             cost = of_call(call, plan.problem, direction, plan.heads.q)
             if cost is None:
                 return None
@@ -169,7 +169,7 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     buffer, parts = rows + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), FEW)
     again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
-    later = sorted(call.keys for call in work.calls if not call.own)
+    later = sorted(call.keys for call in work.calls if not call.own_keys)
     both = sum(later[:-1])  # gradients of several calls over the same keys
     packs = 2 * min(len(distinct), 2)
     return (

@@ -51,7 +51,7 @@ class RankCall:
     row: int
     """The first row among the rank's tokens."""
     rows: int
-    own: bool
+    own_keys: bool
     """Whether keys are the rank's own; else those of the buffer."""
     key: int
     """The first key there."""
@@ -195,11 +195,11 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
 
 
 def _visits(
-    plan: Plan, layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int]
+    plan: Plan, layer: LayerPlan, rank: int, stretches: list[tuple[int, int]], places: list[int]
 ) -> tuple[Pieces, tuple[int, ...], tuple[Guest, ...]]:
     """(own tokens that leave, the other ranks that they go to, rows that come)."""
     leaving = Pieces(
-        (_place(own, places, visit.start), visit.stop - visit.start)
+        (_place(stretches, places, visit.start), visit.stop - visit.start)
         for visit in layer.visits if visit.home == rank
     )  # fmt: skip
     _, held = layer.hosts.get(rank, (0, np.zeros(0, np.int64)))
@@ -207,7 +207,7 @@ def _visits(
     for home in sorted(home for home, (_, hosts) in layer.hosts.items() if rank in hosts):
         calls, row = [], 0
         for visit in (x for x in layer.visits if x.home == home):
-            for (first, last), place in zip(own, places, strict=False):
+            for (first, last), place in zip(stretches, places, strict=False):
                 seen = [(max(low, first), min(high, last)) for low, high in visit.keys]
                 seen = [x for x in seen if x[0] < x[1]]
                 if seen:
@@ -224,11 +224,11 @@ Rows = list[tuple[int, tuple[int, int]]]
 """(which of the rank's stretches, (first row, past the last) in the sequence)."""
 
 
-def _rows(layer: LayerPlan, own: list[tuple[int, int]]) -> tuple[Rows, Rows]:
+def _rows(layer: LayerPlan, stretches: list[tuple[int, int]]) -> tuple[Rows, Rows]:
     """Rows that need nothing of others, the longest run of each stretch; and all others."""
     inner: Rows = []
     outer: Rows = []
-    for number, (start, stop) in enumerate(own):
+    for number, (start, stop) in enumerate(stretches):
         first, last = start // layer.block, -(-stop // layer.block)
         flags = layer.inner[first:last]
         begin, end = _longest_run(flags)
@@ -320,8 +320,8 @@ def _part(
 
 
 def _call(
-    plan: Plan, layer: LayerPlan, row: int, start: int, stop: int, keys: list[Stretch], own: bool,
-    key: int,
+    plan: Plan, layer: LayerPlan, row: int, start: int, stop: int, keys: list[Stretch],
+    own_keys: bool, key: int,
 ) -> RankCall:  # fmt: skip
     size = keys[-1].place + keys[-1].count if keys else 0
     rest = plan.n, plan.heads.q, start, stop - start, keys
@@ -329,19 +329,19 @@ def _call(
     single = len(keys) <= 1
     aligned = single and (not keys or keys[0].start + size == stop)
     first = (start, keys[0].start if keys else 0) if single else None
-    return RankCall(row, stop - start, own, key, size, local, aligned, first)
+    return RankCall(row, stop - start, own_keys, key, size, local, aligned, first)
 
 
-def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
+def _place(stretches: list[tuple[int, int]], places: list[int], token: int) -> int:
     """Find where a token of the rank lies among its tokens."""
-    for (start, stop), place in zip(own, places, strict=False):
+    for (start, stop), place in zip(stretches, places, strict=False):
         if start <= token < stop:
             return place + token - start
     raise LookupError(f"token {token} is not on this rank")
 
 
 def _filled(
-    layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int],
+    layer: LayerPlan, rank: int, stretches: list[tuple[int, int]], places: list[int],
     buffer: list[Stretch],
 ) -> tuple[tuple[Copy, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:  # fmt: skip
     """Find where each part of the buffer comes from: own tokens, (rank, place, count) that come,
@@ -350,7 +350,7 @@ def _filled(
     size = buffer[-1].place + buffer[-1].count if buffer else 0
     for stretch in buffer:
         end = stretch.start + stretch.count
-        for (start, stop), place in zip(own, places, strict=False):
+        for (start, stop), place in zip(stretches, places, strict=False):
             low, high = max(start, stretch.start), min(stop, end)
             if low < high:
                 at = stretch.place + low - stretch.start

@@ -25,9 +25,9 @@ def named(name: str) -> str | None:
     """The index that a name stands for: `q`, `q_idx`, `kv_idx`, `batch`, `head_index`, ..."""
     name = name.strip("_").lower()
     for ending in ("", *_ENDINGS):
-        found = _STEMS.get(name.removesuffix(ending)) if name.endswith(ending) else None
-        if found is not None:
-            return found
+        stem = _STEMS.get(name.removesuffix(ending)) if name.endswith(ending) else None
+        if stem is not None:
+            return stem
     return None
 
 
@@ -45,15 +45,17 @@ def required(function: Callable[..., object]) -> tuple[list[str], bool] | None:
 
 
 def check_order(
-    names: list[str], found: Sequence[str | None], placed: Sequence[str], at: SourceLoc | None
+    names: list[str], meanings: Sequence[str | None], placed: Sequence[str], at: SourceLoc | None
 ) -> None:
     """Refuse names that contradict their places.
 
     Raises:
         ArgumentOrder: with what both say.
     """
-    if any(role is not None and role != place for role, place in zip(found, placed, strict=True)):
-        raise ArgumentOrder(_reading(names, found), _reading(names, placed), at=at)
+    if any(
+        role is not None and role != place for role, place in zip(meanings, placed, strict=True)
+    ):
+        raise ArgumentOrder(_reading(names, meanings), _reading(names, placed), at=at)
 
 
 def arguments(
@@ -84,8 +86,8 @@ def arguments(
     whole = len(set(known)) == len(roles) in _BY_PLACE
     if not whole or (by_place and "".join(known) != placed):
         if placed is None:
-            found = f"it takes {len(names)} arguments, expected (q, k) or (h, q, k)"
-            raise NotTraceable(found, at=at)
+            finding = f"it takes {len(names)} arguments, expected (q, k) or (h, q, k)"
+            raise NotTraceable(finding, at=at)
         check_order(names, roles, placed, at)
         known = list(placed)
     return tuple(Traced(E.Sym(role)) for role in known)

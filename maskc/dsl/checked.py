@@ -101,12 +101,12 @@ def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) ->
         BadIds: something is no integer, or less than `least` (MC118).
     """
     try:
-        found = [_integer(item) for item in values]
+        integers = [_integer(item) for item in values]
     except TypeError:
-        found = [None]
-    known = [item for item in found if item is not None]
+        integers = [None]
+    known = [item for item in integers if item is not None]
     bound = "" if least is None else f" >= {least}"
-    if len(known) < len(found) or (least is not None and any(item < least for item in known)):
+    if len(known) < len(integers) or (least is not None and any(item < least for item in known)):
         return mistake(BadIds(where, bound, shown(values), at=at), ())
     if any(abs(_narrow(where, item, 0, at)) > INT64 for item in known):
         return ()
@@ -130,12 +130,12 @@ def align(where: str, value: str, at: SourceLoc | None) -> str:
 
 def placed(where: str, made: Placed, at: object, loc: SourceLoc | None) -> Mask:
     """The mask over positions that calls give, or as it is where `at` is None."""
-    found = positions(where, at, loc)
-    if found is None:
+    placed_at = positions(where, at, loc)
+    if placed_at is None:
         return made
     if getattr(made, "align", END) != END:
         mistake(NotPositions(where, "which leave nothing to align", at=loc), made)
-    return AtPositions(replace(made, align=START), found, loc=loc)
+    return AtPositions(replace(made, align=START), placed_at, loc=loc)
 
 
 def positions(where: str, at: object, loc: SourceLoc | None) -> Positions | None:

@@ -160,8 +160,8 @@ def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
         BadIds: an id is no integer (MC118).
     """
     at = caller()
-    found = checked.ids("offsets", ids, at, least=None)
-    return nodes.Offsets(found, checked.align("offsets", align, at), loc=at)
+    numbers = checked.ids("offsets", ids, at, least=None)
+    return nodes.Offsets(numbers, checked.align("offsets", align, at), loc=at)
 
 
 def strided(stride: int, phase: int = 0) -> Mask:
@@ -249,8 +249,8 @@ def global_tokens(
     if at_most is not None:
         mistake(BadChoice(where, "at_most", "None where ids are known", at_most, at=at), None)
     if isinstance(ids, Iterable) and not isinstance(ids, Traced):
-        found = checked.ids(where, list(ids), at)
-        return nodes.GlobalTokens(found, "both", checked.align(where, align, at), loc=at)
+        numbers = checked.ids(where, list(ids), at)
+        return nodes.GlobalTokens(numbers, "both", checked.align(where, align, at), loc=at)
     n = checked.count(where, "n", ids, at)
     return nodes.GlobalTokens(n, "both", checked.align(where, align, at), loc=at)
 
@@ -334,14 +334,14 @@ def per_head(masks: Sequence[Mask]) -> Mask:
     if not isinstance(masks, Iterable):
         wrong = not_a_mask("per_head", masks, at)
         if isinstance(masks, Mask):
-            where, found = "each item of per_head([...])", "no list but a mask"
-            wrong = NotAMask(where, found, "give a list with one mask per query head", at=at)
+            where, finding = "each item of per_head([...])", "no list but a mask"
+            wrong = NotAMask(where, finding, "give a list with one mask per query head", at=at)
         return mistake(wrong, nodes.Full(loc=at))
-    found = tuple(checked.mask("per_head", item, at) for item in masks)
-    if not found:
+    finding = tuple(checked.mask("per_head", item, at) for item in masks)
+    if not finding:
         wrong = NotAMask("per_head", "an empty list", "give one mask per query head", at=at)
         return mistake(wrong, nodes.Full(loc=at))
-    return nodes.PerHead(found, loc=at)
+    return nodes.PerHead(finding, loc=at)
 
 
 def heads(*ids: int) -> Mask:
@@ -372,9 +372,10 @@ def topk(
     Args:
         k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
         of: the mask of candidates.
-        score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block), or
-            "given" (a tensor `scores`). "indexer" is the sum over index heads of index_w *
-            relu(index_q . index_k), as in DeepSeek's sparse attention.
+        score: one of four formulas. `qk` is q . k, and `block_mean` the mean q of a query block
+            times the mean k of a key block. Next, `given` reads a tensor `scores`. `indexer` is
+            the sum over index heads of index_w * relu(index_q . index_k), as in DeepSeek's sparse
+            attention.
         block: keys per chosen block.
         q_block: queries that choose together.
         share: which heads choose together: each "head", each key/value "group", or "all".

@@ -80,14 +80,14 @@ def flagged(
     where: str, name: str, on: str, align: str, at_most: int | None, at: SourceLoc | None
 ) -> nodes.Flags:
     """`flags` as another combinator writes them, `where` being its name."""
-    found = _name(name, at)
+    label = _name(name, at)
     on = checked.choice(where, "on", on, ("k", "q"), at)
     align = checked.align(where, align, at)
     most = None if at_most is None else checked.constant(where, "at_most", at_most, at)
     start = on == "q" and align == nodes.START
     options = (int(on == "q"), *((1,) if start else ()))
-    array = f"{found}.start" if start else found
-    decl = DataDecl(found, DataKind.flags, (array,), options=options, most=most)
+    array = f"{label}.start" if start else label
+    decl = DataDecl(label, DataKind.flags, (array,), options=options, most=most)
     return nodes.Flags(decl, on, align, loc=at)
 
 
@@ -152,10 +152,10 @@ def _atom(node: Callable[..., Mask], kind: DataKind, name: str, align: str, *par
     """The mask over one argument of calls, whose parts formulas read by names of their own: these
     differ where `align` makes the arrays hold other values."""
     at = caller()
-    found, align = _name(name, at), checked.align(kind.value, align, at)
+    label, align = _name(name, at), checked.align(kind.value, align, at)
     start = align == nodes.START
-    arrays = tuple(f"{found}.{part}{'_start' * start}" for part in parts)
-    return node(DataDecl(found, kind, arrays, options=(1,) if start else ()), align, loc=at)
+    arrays = tuple(f"{label}.{part}{'_start' * start}" for part in parts)
+    return node(DataDecl(label, kind, arrays, options=(1,) if start else ()), align, loc=at)
 
 
 def block_table(table: object, block: int) -> Mask:
@@ -179,8 +179,8 @@ def block_table(table: object, block: int) -> Mask:
     try:
         array = np.asarray(table)
     except (TypeError, ValueError):  # a ragged list, a tensor on a device
-        found = f"a {type(table).__name__} that NumPy cannot read"
-        return mistake(BadTable("block_table", found, at=at), nodes.Full(loc=at))
+        finding = f"a {type(table).__name__} that NumPy cannot read"
+        return mistake(BadTable("block_table", finding, at=at), nodes.Full(loc=at))
     if array.ndim not in (2, 3) or array.dtype.kind not in "biu" or not array.size:
         wrong = BadTable("block_table", f"shape {array.shape} of {array.dtype}", at=at)
         return mistake(wrong, nodes.Full(loc=at))
@@ -201,8 +201,8 @@ def key_lists(name: str) -> Mask:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
     at = caller()
-    found = _name(name, at)
-    return nodes.KeyLists(DataDecl(found, DataKind.key_lists, (found,), options=(1,)), loc=at)
+    label = _name(name, at)
+    return nodes.KeyLists(DataDecl(label, DataKind.key_lists, (label,), options=(1,)), loc=at)
 
 
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
@@ -213,8 +213,8 @@ def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
     """
     values = np.ascontiguousarray(array, dtype="<i4")
     if not np.array_equal(values, array):
-        found = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
-        raise DataRange("a captured array", found, "kernels read 32-bit integers", at=caller())
+        finding = f"values reach {array.min()} and {array.max()}, beyond 32 bits"
+        raise DataRange("a captured array", finding, "kernels read 32-bit integers", at=caller())
     content = values.tobytes()
     digest = sha256(repr((kind.value, block, values.shape)).encode() + content).hexdigest()[:12]
     name = f"table_{digest}"

@@ -57,8 +57,8 @@ def evaluated(
     if not isinstance(refused, BEYOND_TRACING):
         return None
     place = refused.at if isinstance(refused.at, SourceLoc) else at
-    found = _tried(mask_mod, place)
-    if found is None:
+    answers = _tried(mask_mod, place)
+    if answers is None:
         return None
     warnings.warn(
         f"{place}: {refused.finding}. The mask is evaluated for the lengths of each call instead: "
@@ -68,7 +68,7 @@ def evaluated(
         stacklevel=outside(),
     )
     names = "table0", "table1"
-    tables = tuple(constant(name, 2, Computed(found, n, 2)) for n, name in enumerate(names))
+    tables = tuple(constant(name, 2, Computed(answers, n, 2)) for n, name in enumerate(names))
     return nodes.Where(kept_by_tiles(*names), tables, loc=at)
 
 
@@ -87,9 +87,9 @@ class _Reading:
 
     def call(self, function: Any, args: Any, named: Any) -> Any:
         """Note the tensors among the arguments of a function of torch."""
-        for each in _flat((args, named)):
-            if _is_plain(each):
-                self.tensors[id(each)] = each
+        for argument in _flat((args, named)):
+            if _is_plain(argument):
+                self.tensors[id(argument)] = argument
         if getattr(function, "__name__", "") == "__getitem__" and _is_plain(args[0]):
             self._indexed(*args)
         return function(*args, **(named or {}))
@@ -141,7 +141,7 @@ def _tried(mask_mod: Callable[..., object], at: SourceLoc | None) -> EvaluatedMo
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    found, seen = None, [_Reading(), _Reading()]
+    values, seen = None, [_Reading(), _Reading()]
     for device in ("cpu", None):
         if device is None:
             others = [x.device for x in seen[0].tensors.values() if x.device.type != "cpu"]
@@ -149,19 +149,19 @@ def _tried(mask_mod: Callable[..., object], at: SourceLoc | None) -> EvaluatedMo
                 break
             device, seen = others[0], [_Reading(), _Reading()]
         try:
-            for each in seen:  # tensors that the function makes are others each time
-                found = _once(torch, mask_mod, each, device)
+            for reading in seen:  # tensors that the function makes are others each time
+                values = _once(torch, mask_mod, reading, device)
         except Exception:  # whatever it raises, the reason why it is not followed is told
-            found = None
+            values = None
             continue
         read = seen[0].tensors.keys() & seen[1].tensors.keys()
-        tensors = tuple(seen[1].tensors[each] for each in read)
+        tensors = tuple(seen[1].tensors[number] for number in read)
         elsewhere = [x.device for x in tensors if x.device.type != "cpu"]
         if device == "cpu" and elsewhere:
             continue
-        if not isinstance(found, torch.Tensor) or found.dtype is not torch.bool:
+        if not isinstance(values, torch.Tensor) or values.dtype is not torch.bool:
             return None
-        by = tuple(step != 0 for step in found.stride()[:2])
+        by = tuple(step != 0 for step in values.stride()[:2])
         sizes = tuple(seen[1].sizes.get(name) for name in "bh")
         return EvaluatedMod(mask_mod, tensors, str(device), by, sizes, at)
     return None
@@ -179,10 +179,10 @@ def _once(torch: Any, mask_mod: Callable[..., object], seen: _Reading, device: A
 
 def _on_all_pairs(torch: Any, mask_mod: Callable[..., object]) -> Callable[..., Any]:
     """The function of vectors of sequences, heads, queries and keys, as [b, h, q, k]."""
-    found: Any = mask_mod
+    mapped: Any = mask_mod
     for place in (3, 2, 1, 0):
-        found = torch.vmap(found, in_dims=tuple(0 if n == place else None for n in range(4)))
-    return found  # type: ignore[no-any-return]
+        mapped = torch.vmap(mapped, in_dims=tuple(0 if n == place else None for n in range(4)))
+    return mapped  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------ evaluation
@@ -246,8 +246,8 @@ class EvaluatedMod(Evaluated):
         try:
             kinds, tiles = tiles_of(self._stretches(*call))
         except Exception as error:
-            found = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise MaskModFailed(found, batch, heads, n_q, n_kv, at=self.at) from error
+            finding = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise MaskModFailed(finding, batch, heads, n_q, n_kv, at=self.at) from error
         return kinds, tiles.reshape(-1, TILE)
 
     def _stretches(self, batch: int, heads: int, n_q: int, n_kv: int) -> Iterator[np.ndarray]:

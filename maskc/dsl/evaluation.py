@@ -116,14 +116,14 @@ class Moment:
     def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Any, ...]:
         """The arrays of a call, remembered for a few."""
         call = self.of.what_decides(batch, heads, n_q, n_kv)
-        found = self.known.get(call)
-        if found is None:
+        arrays = self.known.get(call)
+        if arrays is None:
             made = _apart(lambda: self.of.evaluate(batch, heads, n_q, n_kv))
-            found = tuple(map(self.of.kept, made))
+            arrays = tuple(map(self.of.kept, made))
             if len(self.known) >= _MOST_KNOWN:
                 del self.known[next(iter(self.known))]
-            self.known[call] = found
-        return found
+            self.known[call] = arrays
+        return arrays
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "known": {}}

@@ -39,8 +39,8 @@ def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[
         raise
     except Exception as error:
         place = raised_at(error, at.file) if at is not None else None
-        found = f"it raised {type(error).__name__}: {error}"
-        raise wrong(found, *hint, at=place or at) from error
+        finding = f"it raised {type(error).__name__}: {error}"
+        raise wrong(finding, *hint, at=place or at) from error
 
 
 # ------------------------------------------------------------------ functions by name
@@ -65,28 +65,28 @@ def canonical(name: str) -> str:
     return _CANONICAL.get(name, name)
 
 
-def operators(own: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
+def operators(operand: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
     """The functions that Python has operators for, by their canonical names.
 
     Args:
-        own: makes a value of the tracer of an operand.
+        operand: makes a value of the tracer of an operand.
     """
 
     def one(apply: Callable[[Any], Any]) -> Callable[..., Any]:
         def function(input: Any) -> Any:
-            return apply(own(input))
+            return apply(operand(input))
 
         return function
 
     def two(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def function(input: Any, other: Any) -> Any:
-            return apply(own(input), own(other))
+            return apply(operand(input), operand(other))
 
         return function
 
     def scaled(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def function(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-            return apply(own(input), own(other) if alpha == 1 else own(other) * alpha)
+            return apply(operand(input), operand(other) if alpha == 1 else operand(other) * alpha)
 
         return function
 

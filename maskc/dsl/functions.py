@@ -19,7 +19,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.source import caller
 from maskc.core.widths import magnitude, number
 from maskc.dsl.followed import canonical, operators
-from maskc.dsl.tabled import tabled
+from maskc.dsl.tabled import answered
 from maskc.dsl.tables import read
 from maskc.dsl.traced import (
     Traced,
@@ -41,25 +41,13 @@ def _refuse(what: str) -> NoReturn:
 
 def call(library: str, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> object:
     """The result of a function that was given traced values."""
-    try:
-        return _followed(library, function, args, named)
-    except NotTraceable as refused:
-        if library != "torch":
-            raise
-        return tabled(function, args, named, refused)
+    return answered(_meaning_of, _refuse, library, function, args, named)
 
 
-def _followed(
-    library: str, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]
-) -> object:
-    name = getattr(function, "__name__", repr(function))
-    known = _FUNCTIONS.get(canonical(name.strip("_")))
-    if known is None or (library, name) == ("torch", "equal"):  # which needs a Python bool
-        _refuse(f"it uses {library}.{name}")
-    try:
-        return known(*args, **named)
-    except TypeError as error:
-        _refuse(f"{library}.{name}: {error}")
+def _meaning_of(library: str, name: str) -> Function | None:
+    if (library, name) == ("torch", "equal"):  # which needs a Python bool
+        return None
+    return _FUNCTIONS.get(canonical(name))
 
 
 def method(name: str) -> Function | None:
@@ -125,8 +113,8 @@ def _is_in(elements: Any, test_elements: Any, *, invert: bool = False) -> Traced
     ids = np.asarray(_host(test_elements))
     if ids.dtype.kind not in "iu" or (ids.size and type(elements) is not Traced):
         _refuse("isin needs plain integers to look among")
-    found = settled(E.member(lift_int(elements, "isin"), ids.ravel().tolist()))
-    return Traced(E.negate(found) if invert else found)
+    member = settled(E.member(lift_int(elements, "isin"), ids.ravel().tolist()))
+    return Traced(E.negate(member) if invert else member)
 
 
 def _host(array: Any) -> Any:
@@ -164,11 +152,11 @@ def _dtype_name(dtype: Any) -> str:
 
 def _to(input: Any, *args: Any, **named: Any) -> Traced:
     value = _own(input)
-    for each in (*args, *named.values()):
-        if type(each).__name__ == "dtype":
-            value = _cast(value, _dtype_name(each))
-        elif type(each) is Traced:
-            value = _cast(value, "bool" if is_condition(each.expr) else "int64")
+    for argument in (*args, *named.values()):
+        if type(argument).__name__ == "dtype":
+            value = _cast(value, _dtype_name(argument))
+        elif type(argument) is Traced:
+            value = _cast(value, "bool" if is_condition(argument.expr) else "int64")
     return value
 
 

@@ -71,11 +71,11 @@ def without_hidden(node: S.Real, sign: int = -1) -> tuple[S.Real, Term | None]:
         case S.Call("neg", (value,)):
             return joined("neg", without_hidden(value, -sign))
         case S.Call("mul", (S.Number(factor) as number, value)) if 0 < abs(factor) < _INFINITE:
-            own = without_hidden(value, sign if factor > 0 else -sign)
-            return joined("mul", (number, None), own)
+            inside = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", (number, None), inside)
         case S.Call("mul", (value, S.Number(factor) as number)) if 0 < abs(factor) < _INFINITE:
-            own = without_hidden(value, sign if factor > 0 else -sign)
-            return joined("mul", own, (number, None))
+            inside = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", inside, (number, None))
         case S.Call("log", (S.Choice(condition, then, other),)) if sign < 0:
             if _is_zero(other):
                 return S.Call("log", (then,)), condition
@@ -174,10 +174,10 @@ class _Masks:
             _NoMask: it computes with more than a mask knows.
             MaskcError: a captured array is none of a mask's.
         """
-        found = self._condition(condition)
-        if S.B in E.walk(found):
+        formula = self._condition(condition)
+        if S.B in E.walk(formula):
             raise _NoMask
-        return Traced(found).expr  # which refuses integers beyond 64 bits
+        return Traced(formula).expr  # which refuses integers beyond 64 bits
 
     def _condition(self, condition: Term) -> Expr:
         match condition:
@@ -196,14 +196,14 @@ class _Masks:
         """Integers that are compared with real numbers that are none."""
         match left, right:
             case S.Whole(one), S.Whole(two):
-                found = E.lt(self._integer(one), self._integer(two))
+                comparison = E.lt(self._integer(one), self._integer(two))
             case S.Whole(one), S.Number(limit) if math.isfinite(limit):
-                found = E.lt(self._integer(one), E.const(math.ceil(limit)))
+                comparison = E.lt(self._integer(one), E.const(math.ceil(limit)))
             case S.Number(limit), S.Whole(two) if math.isfinite(limit):
-                found = E.gt(self._integer(two), E.const(math.floor(limit)))
+                comparison = E.gt(self._integer(two), E.const(math.floor(limit)))
             case _:
                 raise _NoMask
-        return settled(found)
+        return settled(comparison)
 
     def _integer(self, number: Expr) -> Expr:
         return E.transform(number, self._part)

@@ -59,13 +59,13 @@ def load(path: str | Path) -> dict[str, Pattern[...] | Mask]:
         name = _shown(file)
         with noting_patterns() as made:
             _run(source, name, module)
-        found = _found(module, name, made)
-        for value in found.values():
+        patterns = _found(module, name, made)
+        for value in patterns.values():
             if isinstance(value, Pattern):
                 _try(value, name)
-    if not found:
+    if not patterns:
         raise NoPattern(at=str(path))
-    return found
+    return patterns
 
 
 def _read(path: str | Path) -> bytes:
@@ -155,10 +155,10 @@ class _Neighbours:
         """The spec of a neighbour. Python calls this for every module that is not loaded yet."""
         if path is not None or name in _THEIRS:
             return None
-        found = PathFinder.find_spec(name, [str(self._folder)])
-        if found is not None:
+        spec = PathFinder.find_spec(name, [str(self._folder)])
+        if spec is not None:
             self._from[name] = self._folder
-        return found
+        return spec
 
 
 # ------------------------------------------------------------------ running
@@ -241,7 +241,7 @@ def _found(
     module: ModuleType, file: str, made: list[Pattern[...]]
 ) -> dict[str, Pattern[...] | Mask]:
     """The public masks and patterns of a file by name; wrong names are mistakes."""
-    found: dict[str, Pattern[...] | Mask] = {}
+    patterns: dict[str, Pattern[...] | Mask] = {}
     for name, value in list(vars(module).items()):
         if str(name).startswith("_") or not _defined_here(value, file):
             continue
@@ -250,18 +250,18 @@ def _found(
         except MaskcError as error:
             mistake(error, None)
         else:
-            found[name] = value
+            patterns[name] = value
     kept = {id(value) for value in vars(module).values()}
     for pattern in made:
-        last = found.get(pattern.name)
+        last = patterns.get(pattern.name)
         if id(pattern) not in kept and isinstance(last, Pattern) and last.loc and pattern.loc:
             mistake(PatternTwice(pattern.name, pattern.loc.line, at=last.loc), None)
-    return found
+    return patterns
 
 
 def _defined_here(value: object, file: str) -> bool:
     if isinstance(value, Pattern):
         code = getattr(value.function, "__code__", None)
-        own = value.loc is None or value.loc.file == file
-        return own or (code is not None and code.co_filename == file)
+        is_own = value.loc is None or value.loc.file == file
+        return is_own or (code is not None and code.co_filename == file)
     return isinstance(value, Mask)

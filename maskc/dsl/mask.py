@@ -421,9 +421,9 @@ class Mask:
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. None serves the dtype of each call; `explain` and `warmup`
                 then use bfloat16. Sums are fp32.
-            target: "cpu", "simt", "sm_80" or "sm_90a"; None is the best target of this machine.
-                "simt", on CUDA cores, replaces a CUDA target without kernels for the dtype, the
-                head dimensions or the score formula; see `target` of the result.
+            target: one of cpu, simt, sm_80 and sm_90a; None is the best target of this machine.
+                simt runs on CUDA cores. It replaces a CUDA target without kernels for the dtype,
+                the head dimensions or the score formula; see `target` of the result.
             score: the score formula that replaces scale * q . k, from `mc.score` and similar
                 functions. Calls pass its tables and parameters by name.
             tile: (queries, keys) of a tile of the forward pass instead of the planner's choice, on

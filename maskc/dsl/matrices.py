@@ -46,9 +46,9 @@ def _where(formula: Callable[[], Any], lengths: Lengths, at: SourceLoc | None) -
     return nodes.Where(expr, tables, lengths, loc=at)
 
 
-def _element(array: np.ndarray, *own: Traced) -> Any:
+def _element(array: np.ndarray, *indices: Traced) -> Any:
     """array[b, h, *own]; one row of sequences or of heads is everybody's."""
-    index: list[Traced] = list(own)
+    index: list[Traced] = list(indices)
     for axis, which in ((1, _H), (0, _B)):
         if array.shape[axis] == 1:
             array = array.squeeze(axis)
@@ -117,8 +117,8 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
         matrix = np.array(matrix)
     dtype, shape = getattr(matrix, "dtype", None), tuple(getattr(matrix, "shape", ()))
     if dtype is None or str(dtype) != "bool" or not isinstance(matrix, np.ndarray):
-        found = type(matrix).__name__ if dtype is None else f"{dtype} of shape {shape}"
-        raise BadMatrix("from_bool", found, hint, at=at)
+        finding = type(matrix).__name__ if dtype is None else f"{dtype} of shape {shape}"
+        raise BadMatrix("from_bool", finding, hint, at=at)
     if not matrix.size:
         raise BadMatrix("from_bool", f"shape {shape}", "mc.full() has no lengths", at=at)
     if not 2 <= matrix.ndim <= 4:
@@ -129,10 +129,10 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
 
 def _of_vector(given: np.ndarray) -> Any:
     """A matrix that does not tell queries, or keys, apart."""
-    own = [index for axis, index in ((2, _Q), (3, _K)) if given.shape[axis] > 1]
+    indices = [index for axis, index in ((2, _Q), (3, _K)) if given.shape[axis] > 1]
     gone = tuple(axis for axis in (2, 3) if given.shape[axis] == 1)
-    found = _element(given.squeeze(gone), *own) if own or given.size > 1 else None
-    return Traced(E.Truth(bool(given.item()))) if found is None else found
+    element = _element(given.squeeze(gone), *indices) if indices or given.size > 1 else None
+    return Traced(E.Truth(bool(given.item()))) if element is None else element
 
 
 def _runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -246,13 +246,13 @@ def _listed(block_mask: Any) -> _Blocks:
 def _dense(counts: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:
     """Booleans [sequences, heads, *shape]: the first `counts` of each row's columns."""
     counts, columns = (x.numpy(force=True) for x in (counts, columns))
-    found = np.zeros((*counts.shape[:2], *shape), dtype=bool)
+    kept = np.zeros((*counts.shape[:2], *shape), dtype=bool)
     rows = min(shape[0], counts.shape[2])
     taken = np.arange(columns.shape[-1]) < counts[:, :, :rows, None]
     taken &= columns[:, :, :rows] < shape[1]
     b, h, row, place = np.nonzero(taken)
-    found[b, h, row, columns[b, h, row, place]] = True
-    return found
+    kept[b, h, row, columns[b, h, row, place]] = True
+    return kept
 
 
 def _of_blocks(table: np.ndarray, blocks: _Blocks, at: SourceLoc | None) -> Mask:

@@ -23,7 +23,7 @@ _ELSEWHERE = {
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The name among `known` that was probably meant; None where nothing is near."""
-    known = [each for each in known if not each.startswith("_")]
+    known = [name for name in known if not name.startswith("_")]
     plain = name.strip("_").lower()
     if (ours := _ELSEWHERE.get(plain)) in known:
         return ours
@@ -39,11 +39,11 @@ def raised_text(error: BaseException) -> str:
     """The text of an error, and what was meant where a combinator was called with a keyword that it
     does not have, or one was asked of a mask, as in `mc.causal().top_k(4)`."""
     text, ours = str(error), sys.modules["maskc"]
-    if isinstance(error, TypeError) and (found := _UNEXPECTED.match(text)):
-        name, word = (found[1] or found[2]).lower(), found[3]
+    if isinstance(error, TypeError) and (unexpected := _UNEXPECTED.match(text)):
+        name, word = (unexpected[1] or unexpected[2]).lower(), unexpected[3]
         combinator = getattr(ours, name, None)
         if callable(combinator) and getattr(combinator, "__module__", "").startswith("maskc."):
-            known = [each for each in signature(combinator).parameters if each not in _SELF]
+            known = [name for name in signature(combinator).parameters if name not in _SELF]
             near = next(iter(get_close_matches(word, known, n=1)), None)
             said = f"did you mean {near!r}? " if near else ""
             takes = f"mc.{name} takes {', '.join(known) or 'no arguments'}"
@@ -63,5 +63,5 @@ def meant(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'strided'?`, or nothing."""
     if name.startswith("__"):  # Python and its tools look for these
         return ""
-    found = closest(name, known)
-    return f"; did you mean {found!r}?" if found else ""
+    nearest = closest(name, known)
+    return f"; did you mean {nearest!r}?" if nearest else ""

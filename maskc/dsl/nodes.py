@@ -557,11 +557,11 @@ def fixed_heads(mask: Mask) -> int | None:
     """
     known: int | None = None
     for node in walk(mask):
-        if (own := node.own_heads) is None:
+        if (heads := node.own_heads) is None:
             continue
-        if known not in (None, own):
-            raise WrongHeads(known, f"a part of it for {own}", at=node.loc)
-        known = own
+        if known not in (None, heads):
+            raise WrongHeads(known, f"a part of it for {heads}", at=node.loc)
+        known = heads
     return known
 
 
@@ -580,16 +580,16 @@ def selects(mask: Mask) -> bool:
 
 def data_of_calls(mask: Mask) -> list[DataDecl]:
     """The arrays that calls give to a mask, each once."""
-    found = (decl for node in walk(mask) for decl in node.decls)
-    return [decl for decl in dict.fromkeys(found) if decl.from_caller]
+    decls = (decl for node in walk(mask) for decl in node.decls)
+    return [decl for decl in dict.fromkeys(decls) if decl.from_caller]
 
 
 def default_parameters(mask: Mask) -> dict[str, int]:
     """Names and defaults of the mask's parameters, mc.param(...)."""
-    found: dict[str, int] = {}
+    defaults: dict[str, int] = {}
     for part in (part for node in walk(mask) for part in node.formulas):
-        found |= E.params(part)
-    return found
+        defaults |= E.params(part)
+    return defaults
 
 
 def structure(value: object) -> object:

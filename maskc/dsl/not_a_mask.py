@@ -70,7 +70,7 @@ def _is_array(value: object) -> bool:
 def _hint(value: Any) -> str:
     """The hint, which says what to write for this kind of value."""
     kind = type(value)
-    own = _is_ours(kind)
+    is_ours = _is_ours(kind)
     if text := _of_library(value):
         return text
     match kind.__name__:
@@ -89,17 +89,17 @@ def _hint(value: Any) -> str:
             return "mc.per_head([...]) takes one mask per head; | joins masks"
         case "BlockMask":
             return "mc.from_block_mask(block_mask) is its mask"
-        case "Traced" if own:
+        case "Traced" if is_ours:
             return "write the formula inside of mc.where(lambda q, k: ...)"
-        case "Pattern" if own:
+        case "Pattern" if is_ours:
             return f"call it to get its mask: {value.name}()"
-        case "Score" if own:
+        case "Score" if is_ours:
             return "it changes scores and drops no pairs: a call takes it as score="
-        case "CompiledMask" if own:
+        case "CompiledMask" if is_ours:
             return "it is compiled: call it, attn(q, k, v), or pass the mask that it was made of"
     if _is_array(value):
         return _of_array(value)
-    return _of_callable(value, own) if callable(value) else _OTHERWISE
+    return _of_callable(value, is_ours) if callable(value) else _OTHERWISE
 
 
 def _of_array(value: Any) -> str:
@@ -183,9 +183,9 @@ def _of_library(value: object) -> str:
     return "docs/porting.md names the combinator of each attn_bias"
 
 
-def _of_callable(value: Callable[..., object], own: bool) -> str:
+def _of_callable(value: Callable[..., object], is_ours: bool) -> str:
     module = getattr(value, "__module__", None) or ""
-    if own or module.partition(".")[0] == "maskc":
+    if is_ours or module.partition(".")[0] == "maskc":
         name = getattr(value, "__name__", type(value).__name__).strip("_").lower()
         return f"call it to get a mask: mc.{name}(...)"
     try:

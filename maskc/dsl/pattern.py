@@ -83,10 +83,10 @@ class Pattern(Generic[P]):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say that the mask, which a call gives, has what a pattern has not."""
-        own = "" if name.startswith("__") or not hasattr(Mask, name) else (
+        hint = "" if name.startswith("__") or not hasattr(Mask, name) else (
             f"; call it to get its mask: {self.name}().{name}"
         )  # fmt: skip
-        raise AttributeError(f"a pattern has no attribute {name!r}{own}", name=name, obj=self)
+        raise AttributeError(f"a pattern has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __copy__(self) -> Pattern[P]:
         return self
@@ -138,8 +138,8 @@ def _from_file(path: str, name: str) -> Pattern[...] | Mask:
 
 
 def _from_module(module: str, name: str) -> Pattern[...]:
-    found: Pattern[...] = getattr(import_module(module), name)
-    return found
+    pattern: Pattern[...] = getattr(import_module(module), name)
+    return pattern
 
 
 def pattern(function: Callable[P, Mask]) -> Pattern[P]:
@@ -226,7 +226,7 @@ def _alternatives(kind: Kind) -> tuple[type, ...]:
 
 
 def _fits(value: object, kind: Kind) -> bool:
-    return any(_is_of(value, each) for each in _alternatives(kind))
+    return any(_is_of(value, alternative) for alternative in _alternatives(kind))
 
 
 def _is_of(value: object, kind: type) -> bool:
@@ -238,9 +238,9 @@ def _is_of(value: object, kind: type) -> bool:
 
 
 def _read(owner: Pattern[...], name: str, kind: Kind, text: str) -> object:
-    for each in _alternatives(kind):
+    for alternative in _alternatives(kind):
         try:
-            return _value(each, text)
+            return _value(alternative, text)
         except (ValueError, KeyError):
             continue
     raise BadParameterValue(owner.name, name, kind_name(kind), text, at=owner.loc)

@@ -20,20 +20,20 @@ from maskc.core.score import PlaceTable
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.evaluation import Evaluated
 from maskc.dsl.score_values import Parameter, ScoreRegistry, Value, read_entry
-from maskc.dsl.tabled import IndexTables, Places, torch_of
+from maskc.dsl.tabled import ComputedTables, Places, torch_of
+from maskc.dsl.traced import Traced
 
 _AT_ONCE = 1 << 22
 """Entries that are computed at once."""
 
 
-class ScoreTables(IndexTables):
+class ScoreTables(ComputedTables):
     """Tables that parts of one score formula became."""
 
     symbols = ("b", "h", "q", "k")
     together = True
 
     def __init__(self, registry: ScoreRegistry) -> None:
-        super().__init__(lambda _: None)
         self._registry = registry
         self.computed: list[PlacesOfScore] = []
 
@@ -55,7 +55,7 @@ class ScoreTables(IndexTables):
             return value.node
         if type(value) is Parameter:
             raise ScoreNotTraceable("it computes with a parameter", _FOLLOWED, at=caller())
-        return super().expr_of(value)
+        return value.expr if type(value) is Traced else None
 
     def check(self, expr: Any) -> set[str]:
         """The symbols of a formula.

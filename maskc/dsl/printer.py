@@ -45,16 +45,16 @@ def _print(mask: Mask) -> tuple[str, int]:
     node = N.as_node(mask)
     match node:
         case N.Algebra(op, left, right):
-            own = _STRENGTH[op]
-            return f"{_at(left, own)} {op} {_at(right, own + 1)}", own
+            strength = _STRENGTH[op]
+            return f"{_at(left, strength)} {op} {_at(right, strength + 1)}", strength
         case N.Complement(of):
             return f"~{_at(of, _STRENGTH['~'])}", _STRENGTH["~"]
     return _call(node), _STRENGTH["call"]
 
 
 def _at(mask: Mask, strength: int) -> str:
-    text, own = _print(mask)
-    return text if own >= strength else f"({text})"
+    text, binding = _print(mask)
+    return text if binding >= strength else f"({text})"
 
 
 def _call(

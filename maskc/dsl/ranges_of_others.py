@@ -68,9 +68,7 @@ def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
     return traced_at(keep, caller())
 
 
-def slices(
-    q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None = None
-) -> Mask:  # fmt: skip
+def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None = None) -> Mask:
     """Return the mask of MagiAttention's slices: each keeps pairs of a range of queries and one of
     keys.
 
@@ -100,13 +98,13 @@ def slices(
         _on_host(x, name, (None, 2)) for x, name in ((q_ranges, "q_ranges"), (k_ranges, "k_ranges"))
     )
     kinds = np.zeros(len(of_q), int) if types is None else _on_host(types, "types", (None,))
-    for name, found in (("k_ranges", of_k), ("types", kinds)):
-        if len(found) != len(of_q):
-            raise BadRanges(name, f"one for each of {len(of_q)} slices", len(found), at=name)
-    for name, found in (("q_ranges", of_q), ("k_ranges", of_k)):
-        wrong = np.flatnonzero((found[:, 0] < 0) | (found[:, 1] < found[:, 0]))
+    for name, array in (("k_ranges", of_k), ("types", kinds)):
+        if len(array) != len(of_q):
+            raise BadRanges(name, f"one for each of {len(of_q)} slices", len(array), at=name)
+    for name, array in (("q_ranges", of_q), ("k_ranges", of_k)):
+        wrong = np.flatnonzero((array[:, 0] < 0) | (array[:, 1] < array[:, 0]))
         if wrong.size:
-            slice_, (first, end) = wrong[0], found[wrong[0]]
+            slice_, (first, end) = wrong[0], array[wrong[0]]
             shown = f"[{first}, {end}) in slice {slice_}"
             raise BadRanges(name, "ranges from 0 on that do not end before they begin", shown,
                             at=name)  # fmt: skip
@@ -120,10 +118,10 @@ def slices(
     table = _watched(table)
 
     def keep(q: Any, k: Any) -> Any:
-        found: Any = False
+        kept: Any = False
         for number in range(len(table) // 2):
-            found = found | ((k >= table[2 * number, q]) & (k < table[2 * number + 1, q]))
-        return found
+            kept = kept | ((k >= table[2 * number, q]) & (k < table[2 * number + 1, q]))
+        return kept
 
     return traced_at(keep, caller(), by_place=False)
 
@@ -149,21 +147,21 @@ def _intervals(of_q: np.ndarray, of_k: np.ndarray, kinds: np.ndarray, n_q: int) 
     order = np.argsort(low, 0, kind="stable")
     low, high = np.take_along_axis(low, order, 0), np.take_along_axis(high, order, 0)
     every, run = np.arange(n_q), np.full(n_q, -1)
-    found = np.zeros((2, most + 1, n_q), np.int64)
+    bounds = np.zeros((2, most + 1, n_q), np.int64)
     for first, end in zip(low, high, strict=True):
-        new = (first < never) & ((run < 0) | (first > found[1, run, every]))
+        new = (first < never) & ((run < 0) | (first > bounds[1, run, every]))
         run = run + new
         at = run.clip(min=0)
-        found[0, at, every] = np.where(new, first, found[0, at, every])
+        bounds[0, at, every] = np.where(new, first, bounds[0, at, every])
         end = np.where(first < never, end, 0)
-        found[1, at, every] = np.where(new, end, np.maximum(found[1, at, every], end))
+        bounds[1, at, every] = np.where(new, end, np.maximum(bounds[1, at, every], end))
     runs = int(run.max(initial=0) + 1)
     if runs > _MOST_RUNS:
         wanted = f"at most {_MOST_RUNS} runs of keys for each query"
         raise BadRanges("k_ranges", wanted, f"{runs} for query {run.argmax()}", at="k_ranges")
     room = 1 << (runs - 1).bit_length()
     kept = np.zeros((room, 2, n_q), np.int32)
-    kept[:runs] = found[:, :runs].swapaxes(0, 1)
+    kept[:runs] = bounds[:, :runs].swapaxes(0, 1)
     return kept.reshape(2 * room, n_q)
 
 

@@ -41,7 +41,7 @@ _BUILTINS: dict[str, Any] = {"min": traced_min, "max": traced_max, "type": _type
 def _differentiates(owner: Any) -> bool:
     """Whether it is a torch.autograd.Function."""
     bases = getattr(owner, "__mro__", ())
-    names = [(each.__module__, each.__qualname__) for each in bases]
+    names = [(base.__module__, base.__qualname__) for base in bases]
     return ("torch.autograd.function", "Function") in names
 
 
@@ -121,8 +121,8 @@ class Rebinder:
         if kind in (list, tuple, dict):
             return self._container(value)
         if isinstance(value, ModuleType):
-            own = users(value.__name__) and value.__name__ != "builtins"
-            return self._kept(value, _Names(self, value)) if own else value
+            is_users = users(value.__name__) and value.__name__ != "builtins"
+            return self._kept(value, _Names(self, value)) if is_users else value
         if isinstance(value, type):
             holds = users(value.__module__) and any(map(_matters, vars(value).values()))
             return self._kept(value, _Names(self, value)) if holds else value
@@ -156,8 +156,8 @@ class Rebinder:
         if type(held) is not dict or not known:
             return value
         methods = {
-            name: item for each in reversed(kind.__mro__) if users(each.__module__)
-            for name, item in vars(each).items() if isinstance(item, (FunctionType, np.ndarray))
+            name: item for base in reversed(kind.__mro__) if users(base.__module__)
+            for name, item in vars(base).items() if isinstance(item, (FunctionType, np.ndarray))
         }  # fmt: skip
         if not methods and not any(map(_matters, held.values())):
             return value
@@ -167,10 +167,10 @@ class Rebinder:
             return value
         self._kept(value, copy)
         vars(copy).update((name, self.value(item)) for name, item in held.items())
-        own = {name: self.value(item) for name, item in methods.items()}
+        namespace = {name: self.value(item) for name, item in methods.items()}
         made: Callable[[str, tuple[type, ...], dict[str, Any]], type] = type(kind)
         with suppress(TypeError):  # slots, or a class that nothing may derive from
-            copy.__class__ = made(kind.__name__, (kind,), {**own, "__module__": "maskc"})
+            copy.__class__ = made(kind.__name__, (kind,), {**namespace, "__module__": "maskc"})
         return copy
 
 

@@ -31,8 +31,8 @@ def check_derivative(
         ScoreDerivative: with the line of the part.
     """
 
-    def wrong(part: S.Real, found: str, hint: str) -> NoReturn:
-        raise ScoreDerivative(found, hint, at=places.get(part, at))
+    def wrong(part: S.Real, finding: str, hint: str) -> NoReturn:
+        raise ScoreDerivative(finding, hint, at=places.get(part, at))
 
     for part in E.walk(node):
         if not (isinstance(part, S.Call) and S.by_score(part)):

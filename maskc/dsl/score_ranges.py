@@ -67,7 +67,7 @@ def _carriers(node: S.Real) -> Iterator[S.Real]:
 
 
 def _varies(node: Term) -> bool:
-    return any(isinstance(each, (S.Score, S.Read, S.Whole)) for each in E.walk(node))
+    return any(isinstance(part, (S.Score, S.Read, S.Whole)) for part in E.walk(node))
 
 
 class Ranges:
@@ -133,10 +133,10 @@ def _times(a: ScoreSpan, b: ScoreSpan) -> ScoreSpan:
 
 def _over(a: ScoreSpan, b: ScoreSpan) -> ScoreSpan:
     through = (b.low <= 0) & (b.high >= 0)
-    found = _times(a, ScoreSpan(1 / b.high, 1 / b.low))
+    span = _times(a, ScoreSpan(1 / b.high, 1 / b.low))
     positive = (a.low > 0) & (b.low > 0)
-    low = np.where(positive, np.maximum(found.low, _TINY), found.low)
-    return ScoreSpan(np.where(through, -np.inf, low), np.where(through, np.inf, found.high))
+    low = np.where(positive, np.maximum(span.low, _TINY), span.low)
+    return ScoreSpan(np.where(through, -np.inf, low), np.where(through, np.inf, span.high))
 
 
 def _rising(function: Any, x: ScoreSpan) -> ScoreSpan:

@@ -157,12 +157,12 @@ def as_score(given: object) -> Score:
     if isinstance(given, Score):
         return given
     hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
-    what, own = f"a {type(given).__name__}", getattr(given, "__module__", "")
+    what, module = f"a {type(given).__name__}", getattr(given, "__module__", "")
     if isinstance(given, Mask):
         hint = "a mask is the fourth argument: mc.attention(q, k, v, mask)"
     elif callable(given):
         what = "a function"
-        if own == "maskc.scores":
+        if module == "maskc.scores":
             hint = f"call it to get a formula: mc.scores.{getattr(given, '__name__', '')}(...)"
     elif hasattr(given, "shape"):
         hint = "numbers are added by score=mc.scores.bias(), called with bias="
@@ -202,10 +202,10 @@ def _arguments(
         raise ScoreNotTraceable("it is not a Python function", "write a lambda", at=at)
     names, plain = needed
     if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
-        found = f"it takes {len(names)} arguments"
+        finding = f"it takes {len(names)} arguments"
         wanted = f"({', '.join(WORDS[role] for role in order)})"
         hint = f"expected {wanted}" + ("" if whole else ", or the first ones of these")
-        raise ScoreNotTraceable(found, hint, at=at)
+        raise ScoreNotTraceable(finding, hint, at=at)
     placed = order[: len(names)]
     of_score = ("s", "score", "scores")
     roles = ["s" if name.strip("_").lower() in of_score else named(name) for name in names]
@@ -262,11 +262,11 @@ def _arrays(registry: ScoreRegistry) -> dict[str, Any]:
 def _finished(
     node: S.Real, mask: Mask | None, registry: ScoreRegistry, at: SourceLoc | None
 ) -> Score:
-    used = dict.fromkeys(each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry)))
+    used = dict.fromkeys(part.slot for part in E.walk(node) if isinstance(part, (S.Read, S.Entry)))
     slots = tuple(registry.slots[name] for name in used)
     if len(slots) > S.MAX_SLOTS:
-        found = f"it reads {len(slots)} tables and parameters"
-        raise ScoreNotTraceable(found, f"at most {S.MAX_SLOTS} are known", at=at)
+        finding = f"it reads {len(slots)} tables and parameters"
+        raise ScoreNotTraceable(finding, f"at most {S.MAX_SLOTS} are known", at=at)
     formula, _ = S.numbered(S.Formula(node, slots, at))
     if mask is not None:
         warnings.warn(

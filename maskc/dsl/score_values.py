@@ -24,6 +24,7 @@ from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
 from maskc.dsl.tabled import (
     Opaque,
+    answered,
     operators_by_name,
     or_tabled,
     tabled,
@@ -38,13 +39,13 @@ _MOST_POWER = 8
 """The largest exponent that becomes a product."""
 
 
-def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
+def refuse(finding: str, hint: str = _OTHERS) -> NoReturn:
     """Say what cannot be followed, at the user's line.
 
     Raises:
         ScoreNotTraceable: always (MC129).
     """
-    raise ScoreNotTraceable(found, hint, at=caller())
+    raise ScoreNotTraceable(finding, hint, at=caller())
 
 
 # ------------------------------------------------------------------ what a trace collects
@@ -329,34 +330,21 @@ def _power(base: Any, exponent: Any) -> Value:
         return root if number > 0 else apply("div", 1.0, root)
     if number != int(number) or abs(number) > _MOST_POWER:
         refuse(f"it raises to the power {number:g}", "write exp(y * log(x))")
-    found = Value(E.const(1))
+    power = Value(E.const(1))
     for _ in range(abs(int(number))):
-        found = found * base if isinstance(base, Value) else Value(lift(base)) * found
-    return found if number >= 0 else apply("div", 1.0, found)
+        power = power * base if isinstance(base, Value) else Value(lift(base)) * power
+    return power if number >= 0 else apply("div", 1.0, power)
 
 
 def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
     """The result of a function of torch or NumPy that was given traced values."""
-    try:
-        return _followed(library, function, args, named)
-    except ScoreNotTraceable as refused:
-        if library != "torch":
-            raise
-        return tabled(function, args, named, refused)
+    return answered(_meaning_of, refuse, library, function, args, named)
 
 
-def _followed(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
-    name = getattr(function, "__name__", repr(function))
-    own = name.strip("_")
-    known = _FUNCTIONS.get(canonical(own))
-    if known is None:
-        if own in _SUMS:
-            refuse(*_SUMMED)
-        refuse(f"it uses {library}.{name}")
-    try:
-        return known(*args, **named)
-    except TypeError as error:
-        refuse(f"{library}.{name}: {error}")
+def _meaning_of(library: str, name: str) -> Callable[..., Any] | None:
+    if name in _SUMS:
+        refuse(*_SUMMED)
+    return _FUNCTIONS.get(canonical(name))
 
 
 _ROW = "it computes with a whole row of a table"
@@ -392,8 +380,8 @@ class Value(Followed):
         two = lift(other)
         if is_whole(self.node) and is_whole(two):
             return Value(_differing(whole(self, "^"), whole(other, "^")))
-        found: Value = (self & ~Value(two)) | (~self & other)
-        return found
+        either: Value = (self & ~Value(two)) | (~self & other)
+        return either
 
     __rxor__ = __xor__
 
@@ -425,8 +413,8 @@ class Value(Followed):
     def __mod__(self, other: Any) -> Value:
         if is_whole(self.node) and is_whole(lift(other)):
             return Value(E.mod(whole(self, "%"), _divisor(other, "%")))
-        found: Value = self - Value(lift(other)) * (self // other)
-        return found
+        rest: Value = self - Value(lift(other)) * (self // other)
+        return rest
 
     def __rmod__(self, other: Any) -> Value:
         return Value(lift(other)) % self
@@ -472,8 +460,8 @@ class Value(Followed):
             raise AttributeError(name)
         kinds = ((is_test, "bool"), (is_whole, "int64"))
         dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
-        if (found := attribute(name, dtype)) is not None:
-            return found
+        if (member := attribute(name, dtype)) is not None:
+            return member
         function = _FUNCTIONS.get(canonical(name))
         if function is None:
             function = partial(_no_method, name)
@@ -526,8 +514,8 @@ class ScoreRows(TableRows):
     ) -> Any:
         if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
             return args[0][args[1]]
-        found = _SUMMED if getattr(function, "__name__", "") in _SUMS else (_ROW, _TABLE)
-        return tabled(function, args, named or {}, ScoreNotTraceable(*found, at=caller()))
+        hint = _SUMMED if getattr(function, "__name__", "") in _SUMS else (_ROW, _TABLE)
+        return tabled(function, args, named or {}, ScoreNotTraceable(*hint, at=caller()))
 
     def whole(self) -> NoReturn:
         """Refuse a row where a number is needed."""
@@ -635,8 +623,8 @@ class Parameter(Value):
 
     def outside(self) -> NoReturn:
         """Refuse it where there is no score formula, as in a mask."""
-        found = f"{self.name!r} is a real number, and masks compute with integers"
-        refuse(found, f"write mc.param({self.name!r}, 2), or use it inside of mc.score")
+        finding = f"{self.name!r} is a real number, and masks compute with integers"
+        refuse(finding, f"write mc.param({self.name!r}, 2), or use it inside of mc.score")
 
     def __index__(self) -> int:
         if _registry.get() is None:
@@ -687,10 +675,10 @@ def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
             return {"min": min, "max": max}[name](items)
         if all(is_whole(lift(item)) for item in items):
             return Value(build(*(whole(item, name) for item in items)))
-        found = _value(items[0])
+        extreme = _value(items[0])
         for item in items[1:]:
-            found = apply(name, found, item)
-        return found
+            extreme = apply(name, extreme, item)
+        return extreme
 
     return function
 
@@ -700,10 +688,10 @@ minimum, maximum = _extreme("min", E.minimum), _extreme("max", E.maximum)
 
 def _clamp(input: Any, min: Any = None, max: Any = None, **bounds: Any) -> Any:
     low, high = bounds.pop("a_min", min), bounds.pop("a_max", max)
-    found = _value(input)
+    clamped = _value(input)
     if low is not None:
-        found = maximum(found, low)
-    return found if high is None else minimum(found, high)
+        clamped = maximum(clamped, low)
+    return clamped if high is None else minimum(clamped, high)
 
 
 def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
@@ -730,11 +718,11 @@ def _cast(value: Any, dtype: Any) -> Value:
 
 def _to(input: Any, *args: Any, **named: Any) -> Value:
     made = _value(input)
-    for each in (*args, *named.values()):
-        if type(each).__name__ == "dtype" or each in (int, float, bool):
-            made = _cast(made, each)
-        elif type(each) is Value:
-            made = _cast(made, "int64" if is_whole(each.node) else "float32")
+    for argument in (*args, *named.values()):
+        if type(argument).__name__ == "dtype" or argument in (int, float, bool):
+            made = _cast(made, argument)
+        elif type(argument) is Value:
+            made = _cast(made, "int64" if is_whole(argument.node) else "float32")
     return made
 
 

@@ -115,7 +115,7 @@ class _Slots:
             if rank == decl.rank and known.is_always(values):
                 return name
         number = len(self.tables)
-        name = next(found for found in _candidates(number) if found not in self._taken)
+        name = next(candidate for candidate in _candidates(number) if candidate not in self._taken)
         self._taken.add(name)
         self.tables.append((name, decl.rank, values))
         return name

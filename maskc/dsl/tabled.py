@@ -10,125 +10,67 @@ from __future__ import annotations
 
 import operator
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from maskc.core import expr as E
-from maskc.core.captured import Computed
-from maskc.core.errors import MaskcError, NeedsLengths, NotTraceable, ScoreNotTraceable
-from maskc.core.source import SourceLoc, caller
-from maskc.dsl.evaluation import Evaluated
+from maskc.core.errors import MaskcError, NotTraceable, ScoreNotTraceable
+from maskc.core.evaluator import Evaluator
+from maskc.core.source import caller
 from maskc.dsl.followed import Followed, TableRows, attribute, during
 
 Run = Callable[[Mapping[str, Any]], Any]
 """A tensor of places, by the tensors without dimensions that stand for symbols."""
 REFUSED = (NotTraceable, ScoreNotTraceable)
-_allowed: ContextVar[IndexTables | None] = ContextVar("maskc_tabled", default=None)
+_allowed: ContextVar[ComputedTables | None] = ContextVar("maskc_tabled", default=None)
 
 
-class IndexTables:
-    """Tables of one index, and the other inputs of a mask's formula."""
+class ComputedTables(Evaluator):
+    """Tables that parts of one formula became."""
 
-    symbols: tuple[str, ...] = ("q", "k")
+    symbols: tuple[str, ...]
     """Symbols that values may depend on."""
-    together = False
+    together: bool
     """Whether a value may depend on several symbols."""
 
-    def __init__(self, array_of: Callable[[str], tuple[Any, int] | None]) -> None:
-        """Begin without tables.
-
-        Args:
-            array_of: a captured array by its name in formulas, and its indices.
-        """
-        self.array_of = array_of
-        self.places: dict[str, Places] = {}
-        self.made: dict[str, Computed] = {}
-
+    @abstractmethod
     def entry(self, places: Places, sample: Any) -> Any:
         """The formula of a table's entry; None where a value cannot be one."""
-        whole = not (sample.is_floating_point() or sample.is_complex())
-        if sample.ndim or not whole:
-            return None
-        from maskc.dsl.traced import Traced
 
-        name = f"computed{len(self.made)}"
-        self.places[name], self.made[name] = places, Computed(OfIndex(places, caller()), 0, 1)
-        load = E.Load(name, tuple(map(E.Sym, places.symbols)))
-        return Traced(E.ne(load, E.ZERO) if sample.dtype is torch_of().bool else load)
-
+    @abstractmethod
     def expr_of(self, value: Any) -> Any:
         """The formula of a traced value; None where it is none."""
-        from maskc.dsl.traced import Traced
 
-        return value.expr if type(value) is Traced else None
-
+    @abstractmethod
     def check(self, expr: Any) -> set[str]:
         """The symbols of a formula.
 
         Raises:
-            NotTraceable: it depends on something else.
+            MaskcError: it depends on something else.
         """
-        result = set(E.symbols(expr))
-        if not result <= set(self.symbols) or E.params(expr):
-            raise NotTraceable("it depends on more than an index", at=caller())
-        return result
 
+    @abstractmethod
     def read_by(self, expr: Any) -> Iterator[Any]:
         """Yield the captured arrays that a formula reads."""
-        for name in E.arrays(expr):
-            yield from (
-                self.places[name].tensors
-                if name in self.places
-                else ((self.array_of(name) or (None,))[0],)
-            )
 
     def value(self, expr: Any, env: Mapping[str, Any]) -> Any:
         """The value of a formula."""
+        if isinstance(expr, E.Pick):
+            parts = (expr.condition, expr.then, expr.other)
+            return torch_of().where(*(self.value(part, env) for part in parts))
+        return super().value(expr, env)
+
+    def extreme(self, least: bool, values: list[Any]) -> Any:
+        """The minimum or maximum of some numbers."""
         torch = torch_of()
+        return reduce(torch.minimum if least else torch.maximum, map(torch.as_tensor, values))
 
-        def of(part: Any) -> Any:
-            return self.value(part, env)
 
-        match expr:
-            case E.Sum(constant, terms):
-                return sum((factor * of(term) for factor, term in terms), constant)
-            case E.Sym(name):
-                return env[name]
-            case E.FloorDiv(num, den):
-                return of(num) // den
-            case E.Mod(num, den):
-                return of(num) % den
-            case E.Min(args) | E.Max(args):
-                join = torch.minimum if isinstance(expr, E.Min) else torch.maximum
-                return reduce(join, (torch.as_tensor(of(arg)) for arg in args))
-            case E.Load(name, index):
-                if name in self.places:
-                    return self.places[name].run(env)
-                array, rank = self.array_of(name) or (None, 0)
-                if array is None or array.ndim != rank:
-                    raise NotTraceable("it reads an array by sequence or head", at=caller())
-                return _as_tensor(array)[tuple(map(of, index))]
-            case E.Pick(condition, then, other):
-                return torch.where(of(condition), of(then), of(other))
-            case E.Truth(value):
-                return value
-            case E.Cmp(op, lhs):
-                value = of(lhs)
-                return value >= 0 if op == ">=" else value == 0 if op == "==" else value != 0
-            case E.Member(inner, ranges, inside):
-                value = of(inner)
-                result = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
-                return result if inside else ~result
-            case E.All(terms) | E.Any(terms):
-                return reduce(
-                    operator.and_ if isinstance(expr, E.All) else operator.or_, map(of, terms)
-                )
-        raise NotTraceable(f"no value for {type(expr).__name__}", at=caller())
+Tables = TypeVar("Tables", bound=ComputedTables)
 
 
 class Places(NamedTuple):
@@ -169,7 +111,7 @@ def torch_of() -> Any:
     return sys.modules["torch"]
 
 
-def tabling(tables: IndexTables) -> AbstractContextManager[IndexTables]:
+def tabling(tables: Tables) -> AbstractContextManager[Tables]:
     """While values of places may be computed."""
     return during(_allowed, tables)
 
@@ -208,10 +150,41 @@ def tabled(
     return Opaque(places, sample) if result is None else result
 
 
+def answered(
+    meaning_of: Callable[[str, str], Callable[..., Any] | None],
+    refuse: Callable[[str], NoReturn], library: str, function: Any, args: Any,
+    named: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """The result of a function that was given traced values: by its meaning, or as a table.
+
+    Args:
+        meaning_of: what a function does with traced values, by its library and its name without
+            underscores.
+        refuse: raises the tracer's error about what was found.
+        library: of the function, "torch" or "numpy".
+
+    Raises:
+        MaskcError: it can be neither followed nor computed into a table.
+    """
+    name = getattr(function, "__name__", repr(function))
+    try:
+        meaning = meaning_of(library, name.strip("_"))
+        if meaning is None:
+            refuse(f"it uses {library}.{name}")
+        try:
+            return meaning(*args, **named)
+        except TypeError as error:
+            refuse(f"{library}.{name}: {error}")
+    except REFUSED as refused:
+        if library != "torch":
+            raise
+        return tabled(function, args, named, refused)
+
+
 # ------------------------------------------------------------------ operands
 
 
-def _run_of(value: Any, tables: IndexTables, symbols: set[str], tensors: list[Any]) -> Run:
+def _run_of(value: Any, tables: ComputedTables, symbols: set[str], tensors: list[Any]) -> Run:
     """Return a way to compute an argument, and record its dependencies."""
     kind = type(value)
     expr = tables.expr_of(value)
@@ -230,7 +203,7 @@ def _run_of(value: Any, tables: IndexTables, symbols: set[str], tensors: list[An
                 symbols |= tables.check(part)
                 tensors += filter(_is_tensor, tables.read_by(part))
         tensors += filter(_is_tensor, (array,))
-        return lambda env: _as_tensor(array)[
+        return lambda env: as_tensor(array)[
             tuple(slice(None) if x is None else tables.value(x, env) for x in value._index)
         ]
     if kind in (tuple, list):
@@ -244,7 +217,8 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "detach")
 
 
-def _as_tensor(array: Any) -> Any:
+def as_tensor(array: Any) -> Any:
+    """An array of NumPy or torch as a tensor."""
     return array if _is_tensor(array) else torch_of().as_tensor(array)
 
 
@@ -341,36 +315,3 @@ def or_tabled(method: Callable[..., Any], function: Callable[..., Any]) -> Calla
             return tabled(function, values, named, refused)
 
     return either
-
-
-# ------------------------------------------------------------------ evaluation
-
-
-class OfIndex(Evaluated):
-    """Computes the table of one index."""
-
-    sequences = heads = 1
-
-    def __init__(self, places: Places, at: SourceLoc | None) -> None:
-        super().__init__(places.tensors, at)
-        self._places = places
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to leave the process: a trace made what it runs.
-
-        Raises:
-            NeedsLengths: always (MC133).
-        """
-        raise NeedsLengths(at=self.at)
-
-    def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
-        """The number of queries, or of keys."""
-        return (n_q if self._places.symbols == ("q",) else n_kv,)
-
-    def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
-        """The values for all queries, or for all keys."""
-        (count,) = self.what_decides(batch, heads, n_q, n_kv)
-        if not count:
-            return (np.zeros(0, np.int32),)
-        index = torch_of().arange(count, device=self._places.device)
-        return (self._places.over(index).cpu().numpy(),)

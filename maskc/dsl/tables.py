@@ -7,6 +7,7 @@ dimension of sequences or heads that data of a call have, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -14,13 +15,22 @@ from typing import Any, NoReturn
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.captured import Captured
+from maskc.core.captured import Captured, Computed
 from maskc.core.data import DataDecl, constant
-from maskc.core.errors import BatchUsed, NotTraceable
+from maskc.core.errors import BatchUsed, NeedsLengths, NotTraceable
 from maskc.core.expr import Expr, is_condition
-from maskc.core.source import caller
+from maskc.core.source import SourceLoc, caller
+from maskc.dsl.evaluation import Evaluated
 from maskc.dsl.followed import TableRows, among, during
-from maskc.dsl.tabled import tabled, tabling_now, torch_method
+from maskc.dsl.tabled import (
+    ComputedTables,
+    Places,
+    as_tensor,
+    tabled,
+    tabling_now,
+    torch_method,
+    torch_of,
+)
 from maskc.dsl.traced import Traced, settled
 
 BATCH = E.Sym("b")
@@ -56,11 +66,11 @@ class Registry:
 
     def array_of(self, name: str) -> tuple[Any, int] | None:
         """An array by its name, and how many indices a formula gives; None where there is none."""
-        found = self.tables.get(name)
-        if found is None or not isinstance(found.values, Captured):
+        array = self.tables.get(name)
+        if array is None or not isinstance(array.values, Captured):
             return None
-        held = found.values
-        return (held.array if held.source is None else held.source), found.rank
+        held = array.values
+        return (held.array if held.source is None else held.source), array.rank
 
 
 _registry: ContextVar[Registry] = ContextVar("maskc_captured")
@@ -178,21 +188,21 @@ def element(array: Any, index: list[Expr]) -> Expr:
         what = f"a captured array holds {kind}, which a mask cannot compare exactly"
         _refuse(f"{what}: make integers of it, as .long() does")
     index = [  # one row is every head's
-        E.ZERO if each == E.H and size == 1 else each
-        for each, size in zip(index, array.shape, strict=True)
+        E.ZERO if part == E.H and size == 1 else part
+        for part, size in zip(index, array.shape, strict=True)
     ]
-    of_batch = [axis for axis, each in enumerate(index) if each == BATCH]
+    of_batch = [axis for axis, part in enumerate(index) if part == BATCH]
     if len(of_batch) > 1 or any(
-        BATCH.name in E.symbols(each) for axis, each in enumerate(index) if axis not in of_batch
+        BATCH.name in E.symbols(part) for axis, part in enumerate(index) if axis not in of_batch
     ):
         raise BatchUsed(at=caller())
-    of_heads = [axis for axis, each in enumerate(index) if each == E.H][:1]
+    of_heads = [axis for axis, part in enumerate(index) if part == E.H][:1]
     leading = [*of_batch, *of_heads]
-    own = [axis for axis in range(len(index)) if axis not in leading]
-    order = [*leading, *own]
+    own_axes = [axis for axis in range(len(index)) if axis not in leading]
+    order = [*leading, *own_axes]
     if order != sorted(order):  # a compiler knows the user's tensor itself best
         array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
-    read_by = tuple(index[axis] for axis in own)
+    read_by = tuple(index[axis] for axis in own_axes)
     if of_batch and array.shape[0] == 1:  # one row is everybody's
         array, of_batch = array[0], []
     if not of_heads and not read_by:
@@ -203,3 +213,97 @@ def element(array: Any, index: list[Expr]) -> Expr:
     if of_batch and not of_heads and len(read_by) > 1:
         array = array[:, None]
     return E.Load(_registry.get().name(array, len(read_by)), read_by)
+
+
+# ------------------------------------------------------------------ values of one index
+
+
+class IndexTables(ComputedTables):
+    """Tables of one index, and the other inputs of a mask's formula."""
+
+    symbols = ("q", "k")
+    together = False
+
+    def __init__(self, registry: Registry) -> None:
+        """Begin without tables.
+
+        Args:
+            registry: the captured arrays of the same formula.
+        """
+        self._array_of = registry.array_of
+        self._places: dict[str, Places] = {}
+        self.made: dict[str, Computed] = {}
+        """The tables by their names in the formula."""
+
+    def entry(self, places: Places, sample: Any) -> Any:
+        """The formula of a table's entry; None where a value cannot be one."""
+        whole = not (sample.is_floating_point() or sample.is_complex())
+        if sample.ndim or not whole:
+            return None
+        name = f"computed{len(self.made)}"
+        self._places[name], self.made[name] = places, Computed(OfIndex(places, caller()), 0, 1)
+        load = E.Load(name, tuple(map(E.Sym, places.symbols)))
+        return Traced(E.ne(load, E.ZERO) if sample.dtype is torch_of().bool else load)
+
+    def expr_of(self, value: Any) -> Any:
+        """The formula of a traced value; None where it is none."""
+        return value.expr if type(value) is Traced else None
+
+    def check(self, expr: Any) -> set[str]:
+        """The symbols of a formula.
+
+        Raises:
+            NotTraceable: it depends on something else.
+        """
+        result = set(E.symbols(expr))
+        if not result <= set(self.symbols) or E.params(expr):
+            _refuse("it depends on more than an index")
+        return result
+
+    def read_by(self, expr: Any) -> Iterator[Any]:
+        """Yield the captured arrays that a formula reads."""
+        for name in E.arrays(expr):
+            yield from (
+                self._places[name].tensors
+                if name in self._places
+                else ((self._array_of(name) or (None,))[0],)
+            )
+
+    def element(self, array: str, index: tuple[Any, ...], env: Mapping[str, Any]) -> Any:
+        """An element of a captured or computed array."""
+        if array in self._places:
+            return self._places[array].run(env)
+        tensor, rank = self._array_of(array) or (None, 0)
+        if tensor is None or tensor.ndim != rank:
+            _refuse("it reads an array by sequence or head")
+        return as_tensor(tensor)[index]
+
+
+class OfIndex(Evaluated):
+    """Computes the table of one index."""
+
+    sequences = heads = 1
+
+    def __init__(self, places: Places, at: SourceLoc | None) -> None:
+        super().__init__(places.tensors, at)
+        self._places = places
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to leave the process: a trace made what it runs.
+
+        Raises:
+            NeedsLengths: always (MC133).
+        """
+        raise NeedsLengths(at=self.at)
+
+    def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
+        """The number of queries, or of keys."""
+        return (n_q if self._places.symbols == ("q",) else n_kv,)
+
+    def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+        """The values for all queries, or for all keys."""
+        (count,) = self.what_decides(batch, heads, n_q, n_kv)
+        if not count:
+            return (np.zeros(0, np.int32),)
+        index = torch_of().arange(count, device=self._places.device)
+        return (self._places.over(index).cpu().numpy(),)

@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from maskc.core import expr as E
-from maskc.core.data import check_name
 from maskc.core.errors import (
     IntegerTooWide,
     MaskUsedAsBool,
     MissingParentheses,
-    NotAnInteger,
     NotTraceable,
 )
 from maskc.core.expr import Expr, is_condition
@@ -208,20 +206,20 @@ def masked(value: Expr, bits: int) -> Expr:
     """value & bits, for every integer: each run of ones is a quotient's residue."""
     if bits < 0:
         return E.sub(value, masked(value, ~bits))
-    found: Expr = E.ZERO
+    total: Expr = E.ZERO
     low = 0
     while bits >> low:
         low += ((bits >> low) & -(bits >> low)).bit_length() - 1
         ones = bits >> low
         count = (ones ^ (ones + 1)).bit_length() - 1
         run = E.mod(E.floordiv(value, 1 << low), 1 << count)
-        found = E.add(found, E.scale(1 << low, run))
+        total = E.add(total, E.scale(1 << low, run))
         low += count
-    return found
+    return total
 
 
 def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
-    """A formula where Python expects a boolean; a condition beside an integer counts as 1 or 0."""
+    """Return a comparison; a condition that is compared with an integer counts as 1 or 0."""
 
     def combine(self: Traced, other: object) -> Traced:
         left, right = self.expr, lift(other)
@@ -254,8 +252,8 @@ class Traced(Followed):
     _refused = staticmethod(_refuse)
 
     def __init__(self, expr: Expr) -> None:
-        if abs(found := widest(expr)) > INT64:
-            raise IntegerTooWide("a formula", found, at=caller())
+        if abs(reach := widest(expr)) > INT64:
+            raise IntegerTooWide("a formula", reach, at=caller())
         self.expr = expr
 
     # ------------------------------------------------------------ arithmetic
@@ -368,8 +366,8 @@ class Traced(Followed):
             raise AttributeError(name)
         from maskc.dsl.functions import method
 
-        if (found := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
-            return found
+        if (member := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
+            return member
         if (function := method(name)) is not None:
             return partial(or_tabled(function, torch_method(name)), self)
         if tabling_now():
@@ -416,40 +414,3 @@ def _extreme(
     if not any(isinstance(item, Traced) for item in items):
         return plain(items)
     return Traced(build(*(lift_int(item, plain.__name__) for item in items)))
-
-
-n_q = Traced(E.N_Q)
-n_kv = Traced(E.N_KV)
-
-
-def param(name: str, default: int | float) -> Any:
-    """A named number that may be changed at every call without recompiling.
-
-    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
-    `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
-    score formulas compute (`mc.score`); torch tensors that require grad get their gradient.
-
-    Args:
-        name: the keyword under which calls give the value.
-        default: the value where a call gives none.
-
-    Returns:
-        A formula with which masks and `where` may compute, or score formulas.
-
-    Raises:
-        NotAnInteger: the default is no integer (MC103).
-        IntegerTooWide: the default does not fit 64 bits (MC120).
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
-    """
-    at = caller()
-    if isinstance(default, float):
-        from maskc.dsl.score_values import Parameter
-
-        return Parameter(check_name(name, at), default)
-    try:
-        value = operator.index(default)
-    except TypeError:
-        raise NotAnInteger("param", "default", repr(default), at=at) from None
-    if abs(value) > INT64:
-        raise IntegerTooWide("param", value, at=at)
-    return Traced(E.Param(check_name(name, at), value))

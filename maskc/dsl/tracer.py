@@ -17,8 +17,8 @@ from maskc.dsl.evaluated import evaluated
 from maskc.dsl.followed import told
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
-from maskc.dsl.tabled import IndexTables, tabling
-from maskc.dsl.tables import BATCH, Registry, capturing
+from maskc.dsl.tabled import tabling
+from maskc.dsl.tables import BATCH, IndexTables, Registry, capturing
 from maskc.dsl.traced import lift_bool
 from maskc.dsl.watching import watched
 
@@ -74,10 +74,10 @@ def traced_at(
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:
-        found = None if exact else _computed(predicate, at)
-        if found is None and not exact:
-            found = evaluated(predicate, error, at)
-        return mistake(error, nodes.Full(loc=at)) if found is None else found
+        matrix = None if exact else _computed(predicate, at)
+        if matrix is None and not exact:
+            matrix = evaluated(predicate, error, at)
+        return mistake(error, nodes.Full(loc=at)) if matrix is None else matrix
     return nodes.Where(formula, tables, loc=at)
 
 
@@ -109,7 +109,7 @@ def trace(
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
     with capturing() as registry:
-        values = tabling(IndexTables(registry.array_of)) if computing else nullcontext()
+        values = tabling(IndexTables(registry)) if computing else nullcontext()
         with values as tables, told(NotTraceable, at), watched():
             result = rebound(*given)
     formula = lift_bool(result, "the result")

@@ -48,7 +48,9 @@ def _torch_call(function: Any, args: Any, named: Any) -> object:
     given = (*args, *named.values())
     if _is_traced(given):
         return call("torch", function, args, named)
-    if getattr(function, "__name__", "") == "to" and any(each is device() for each in given):
+    if getattr(function, "__name__", "") == "to" and any(
+        device_of is device() for device_of in given
+    ):
         return args[0]
     return function(*args, **named)
 
@@ -71,7 +73,9 @@ def _entered(running: Running, frame: FrameType, event: str, function: Any) -> N
             running.pop()
     elif event == "c_call":
         running.append(function)
-        if any(function is each for each in _DECIDES) and users(frame.f_globals.get("__name__")):
+        if any(function is decider for decider in _DECIDES) and users(
+            frame.f_globals.get("__name__")
+        ):
             _refuse(f"{function.__name__}() would be decided for good", frame, frame.f_lasti)
     elif event == "call" and users(frame.f_globals.get("__name__")):
         _look_through(frame)
@@ -114,29 +118,29 @@ _ANY = "*"
 @lru_cache(maxsize=1024)
 def _identities(code: CodeType) -> tuple[tuple[int, tuple[frozenset[str], ...]], ...]:
     """Every `is` but those with None: where it stands, and the local names of its operands."""
-    found: list[dis.Instruction] = list(dis.get_instructions(code))
-    stored = {i.argval for i in found if i.opname.startswith(("STORE_FAST", "STORE_DEREF"))}
+    instructions: list[dis.Instruction] = list(dis.get_instructions(code))
+    stored = {i.argval for i in instructions if i.opname.startswith(("STORE_FAST", "STORE_DEREF"))}
     answers: list[tuple[int, tuple[frozenset[str], ...]]] = []
-    for number, one in enumerate(found):
+    for number, one in enumerate(instructions):
         if one.opname != "IS_OP":
             continue
-        second = _operand(found, number - 1)
-        first = None if second is None else _operand(found, second - 1)
+        second = _operand(instructions, number - 1)
+        first = None if second is None else _operand(instructions, second - 1)
         if first is None or second is None:
             answers.append((one.offset, (frozenset({_ANY}),)))
             continue
-        parts = found[first:second], found[second:number]
+        parts = instructions[first:second], instructions[second:number]
         if any(_is_none(part) for part in parts):  # no traced value is None, whatever it stands for
             continue
         answers.append((one.offset, tuple(_names(part, stored) for part in parts)))
     return tuple(answers)
 
 
-def _operand(found: list[dis.Instruction], last: int) -> int | None:
+def _operand(instructions: list[dis.Instruction], last: int) -> int | None:
     """The first instruction of those that leave one value with instruction `last`."""
     depth = 0
     for number in range(last, -1, -1):
-        one = found[number]
+        one = instructions[number]
         if one.is_jump_target and number != last and depth:
             return None
         depth += dis.stack_effect(one.opcode, one.arg, jump=False)

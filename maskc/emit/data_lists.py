@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, ListsSpec, PagesSpec, SegmentPlaces, TileText
+from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
@@ -65,8 +64,6 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
-        fields=abi.LISTS_FIELDS,
-        arguments="Lists",
         threads=THREADS,
         blocks=BLOCKS,
         chunk=CHUNK,
@@ -89,8 +86,6 @@ def moves_unit(plan: KernelPlan) -> SourceUnit:
     )
     spec = ListsSpec(
         banner=banner("Rows of listed tokens, packed and put back", plan, change="template"),
-        fields=abi.MOVED_FIELDS,
-        arguments="Moved",
         threads=MOVING_THREADS,
     )
     return lists_source(plan, "common/move_rows.cu.j2", spec, launches, MOVES)
@@ -102,11 +97,8 @@ def pages_unit(plan: KernelPlan) -> SourceUnit:
         Launch("plan_pages", Grid.lists, MOVING_THREADS),
         Launch("append_rows", Grid.results, MOVING_THREADS, resident=4),
     )
-    spec = PagesSpec(
+    spec = ListsSpec(
         banner=banner("Steps over pages of a pool", plan, change="template"),
-        fields=abi.STEP_FIELDS,
-        arguments="PageStep",
-        rows=abi.PAGED_ROWS_FIELDS,
         threads=MOVING_THREADS,
     )
     return lists_source(plan, "common/pages.cu.j2", spec, launches, PAGES)

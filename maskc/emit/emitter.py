@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
     OF_KEYS,
-    PACKED,
+    PACK_GQA,
     Bundle,
     Grid,
     Launch,
@@ -27,7 +26,6 @@ from maskc.core.bundle import (
     Variant,
 )
 from maskc.core.data import LISTED, DataDecl, DataKind, positions_of_queries
-from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, GATHER, STEMS, WIDE
@@ -73,7 +71,7 @@ def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle
 
     `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
     """
-    bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.also)], "")
+    bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.alternatives)], "")
     parts = (
         PartBundle(
             part.stride,
@@ -246,7 +244,7 @@ def _stem(plan: KernelPlan) -> str:
 
 def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
     """Return the formulas of a mask in a source; masks with equal formulas share them."""
-    return (mask.lifted.shape, *(() if mask.spared is None else (mask.spared,)))
+    return (mask.lifted.shape, *(() if mask.always_kept is None else (mask.always_kept,)))
 
 
 def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
@@ -257,7 +255,7 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
         for span in (row.live, row.full):
             yield from reach_of(span)
     tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
-    for interval in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
+    for interval in (*(mask.intervals or ()), *(mask.always_kept_intervals or ())):
         for span in (interval.keys, interval.queries):
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
     for data in filter(None, plan.of_data):
@@ -321,7 +319,7 @@ def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
         return ()
     schedule = plan.schedule
     if schedule.modes:
-        return tuple((n, mode) for n, mode in schedule.modes if n != PACKED or not plan.boxes)
+        return tuple((n, mode) for n, mode in schedule.modes if n != PACK_GQA or not plan.boxes)
     entry = "attention_forward" if plan.chosen is None else "attention_choose"
     launch = Launch(entry, Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
     return (("usual", Mode((launch,))),)
@@ -383,16 +381,11 @@ def kernel_spec(
         query_run=gcd(plan.runs[1], plan.tile.q),
         gathered=plan.form in (GATHER, WIDE),
         thresholds=plan.thresholds,
-        spares=any(mask.spared not in (None, NEVER) for mask in plan.masks),
+        has_always_kept=any(mask.always_kept not in (None, NEVER) for mask in plan.masks),
         backward=plan.direction is Direction.backward,
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=banner("Attention for one mask", plan, _size(plan)),
-        fields=abi.FIELDS
-        + (() if score is None else abi.SCORE_FIELDS)
-        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
-        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ())
-        + (abi.PAGE_FIELDS if plan.problem.page_size else ()),
         page_size=plan.problem.page_size,
         granule=granule(plan.problem.page_size, plan.tile.k),
         dropout=plan.problem.dropout,
@@ -409,10 +402,10 @@ def _score_text(score: Formula, target: Target) -> ScoreText:
 
 def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape:
     rows, columns = mask.ranges if plan.use_ranges and mask.ranges else (None, None)
-    spared = mask.spared_intervals or ()
+    always_kept = mask.always_kept_intervals or ()
     lines: tuple[PredicateLine, ...] = ()
-    if mask.spared is not None:
-        anyway = replace(mask.lifted, shape=mask.spared)
+    if mask.always_kept is not None:
+        anyway = replace(mask.lifted, shape=mask.always_kept)
         lines = predicate_lines(mask.ir, anyway, reads, tiled=False)
     return Shape(
         predicate_lines(mask.ir, mask.lifted, reads, tiled=_reads_lists(plan)),
@@ -421,8 +414,8 @@ def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape
         _bounds([i.keys for i in mask.intervals]) if mask.intervals is not None else None,
         _bounds([i.queries for i in mask.intervals]) if mask.intervals is not None else None,
         lines,
-        _bounds([i.keys for i in spared]),
-        _bounds([i.queries for i in spared]),
+        _bounds([i.keys for i in always_kept]),
+        _bounds([i.queries for i in always_kept]),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
@@ -81,7 +80,7 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
-        beside_spans=_beside_spans(made.beside),
+        beside_spans=_beside_spans(made.alongside),
         indexed=scoring.slots,
         score_threads=scoring.threads,
         threads=gather.THREADS,
@@ -95,8 +94,6 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
                 Product("multiply_e4m3", gather.SCORE_COLUMNS, elements="e4m3"),
             )
         ),
-        fields=abi.GATHERED_FIELDS,
-        arguments="Gathered",
         banner=banner(
             "Lists of the keys that queries choose", plan, f", {plan.problem.dtype.value}"
         ),

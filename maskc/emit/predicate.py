@@ -70,9 +70,9 @@ def comment_of(origin: Origin) -> str:
     return f"line {origin.loc.line}: {term}" if origin.loc else term
 
 
-def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, str, str]:
+def range_text(row: RowRange) -> tuple[str, str, str, str]:
     """C text of a row's first and past-last live tile, and of the same for its full ones."""
-    printer = CPrinter(arrays)
+    printer = CPrinter(())
     return (*_ends(row.live, printer, "list.first"), *_ends(row.full, printer, "list.full_first"))
 
 

@@ -3,7 +3,7 @@
 One printer serves both languages, which differ in how the argument block is reached. Integers have
 32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. Tensor-core
 kernels have 16-bit inputs, so they use reciprocals for quotients. Integer conversions are slow
-there, so functions of q - k use `apart`, which is q - k in fp32: exact up to 2^24 tokens.
+there, so functions of q - k use `q_minus_k`, which is q - k in fp32: exact up to 2^24 tokens.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
         return text, 4 if " " in text else 7
 
     def _by_distance(self, number: Expr) -> str | None:
-        """The text of a number made of `apart`, where q and k occur in it in no other way."""
+        """The text of a number made of `q_minus_k`, where q and k occur in it in no other way."""
         match number:
             case E.Sum(constant, terms):
                 factors = {term: factor for factor, term in terms}
                 factor = factors.pop(E.Q, 0)
                 if not factor or factor + factors.pop(E.K, 0) or not {E.N_Q, E.N_KV} >= {*factors}:
                     return None
-                signs = {1: "apart", -1: "-apart"}
-                text = signs.get(factor) or f"{self.number(float(factor))} * apart"
+                signs = {1: "q_minus_k", -1: "-q_minus_k"}
+                text = signs.get(factor) or f"{self.number(float(factor))} * q_minus_k"
                 rest = E.linear(constant, [(factor, term) for term, factor in factors.items()])
                 added = (
                     self.number(float(constant)) if not factors else f"(float)({self._own(rest)})"

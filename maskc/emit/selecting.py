@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import SourceUnit
 from maskc.core.expr import Expr
@@ -41,8 +40,6 @@ def select_unit(plan: KernelPlan) -> SourceUnit:
         n_args=len(params),
         selections=tuple(_text(i, one, len(selected), params) for i, one in enumerate(selected)),
         threads=THREADS,
-        fields=abi.SELECTED_FIELDS,
-        arguments="Selected",
         banner=banner(
             "Run-time selections and their tile lists, made on the device",
             plan,

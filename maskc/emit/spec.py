@@ -50,11 +50,11 @@ class Shape:
     that its keys are the union of; None where they are no union of a few intervals."""
     query_bounds: tuple[tuple[str, str], ...] | None = None
     """The first and past-last query of each interval of a key, over tj."""
-    spared: tuple[PredicateLine, ...] = ()
+    always_kept: tuple[PredicateLine, ...] = ()
     """The pairs that are kept whatever thresholds choose, written like `predicate`."""
-    spared_key_bounds: tuple[tuple[str, str], ...] = ()
+    always_kept_key_bounds: tuple[tuple[str, str], ...] = ()
     """`key_bounds` of these pairs; the next field is their `query_bounds`."""
-    spared_query_bounds: tuple[tuple[str, str], ...] = ()
+    always_kept_query_bounds: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +121,20 @@ class MaskSide:
     count: str
     """The number of intervals of a column, and of all columns, where data tell."""
     bounds: str
-    spared: str
+    always_kept: str
     """Fields of `Shape`."""
     data: str
     """The field of `KernelSpec`."""
 
 
 BY_QUERY = MaskSide(
-    "ByQuery", "query", "keys", "ti", "k", "n_kv", "key_bounds", "spared_key_bounds", "by_query"
-)
+    "ByQuery", "query", "keys", "ti", "k", "n_kv",
+    "key_bounds", "always_kept_key_bounds", "by_query",
+)  # fmt: skip
 BY_KEY = MaskSide(
-    "ByKey", "key", "queries", "tj", "q", "n_q", "query_bounds", "spared_query_bounds", "by_key"
-)
+    "ByKey", "key", "queries", "tj", "q", "n_q",
+    "query_bounds", "always_kept_query_bounds", "by_key",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class ScoreText:
     far: bool
     """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
-    """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
+    """Whether functions are tensor cores': these are also given q - k as a number, `q_minus_k`."""
     shift: str
     """The term that depends on the distance and is added to s; empty if there is none."""
     cap: tuple[str, str] | None
@@ -265,7 +267,7 @@ class KernelSpec:
     """Whether keys are gathered, so that no pair of a tile is dead (sm_90a)."""
     thresholds: bool = False
     """Whether pairs are kept by their scores and two numbers a row (sm_90a)."""
-    spares: bool = False
+    has_always_kept: bool = False
     """Whether some are kept whatever their scores."""
     backward: bool = False
     """Whether it is a backward pass alone."""
@@ -275,9 +277,6 @@ class KernelSpec:
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
-    fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
-    arguments: str = "Attention"
-    """The argument block's name."""
     pieces: RowPieces | None = None
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
@@ -300,7 +299,7 @@ class KernelSpec:
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
-            "HAS_SPARED": self.spares,
+            "HAS_ALWAYS_KEPT": self.has_always_kept,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
@@ -378,13 +377,12 @@ class KernelSpec:
         if self.boxes is not None or any(shape.key_bounds is None for shape in self.shapes):
             return 0
         most = max(len(shape.key_bounds or ()) for shape in self.shapes)
-        return max(most, *(len(shape.spared_key_bounds) for shape in self.shapes))
+        return max(most, *(len(shape.always_kept_key_bounds) for shape in self.shapes))
 
     @property
-    def spared_policy(self) -> str:
-        """The file templates/sm90a/lib/spared_*.cuh that decides which pairs are always kept
-        (sm_90a)."""
-        if not self.spares:
+    def always_kept_policy(self) -> str:
+        """The policy by which kernels of sm_90a know the pairs that are always kept."""
+        if not self.has_always_kept:
             return "nothing"
         return "intervals" if self.intervals else "pairs"
 
@@ -400,9 +398,9 @@ class KernelSpec:
         return self.tests_queries or self.by_query is None or bool(self.by_query.columns)
 
     @property
-    def spared_sides(self) -> tuple[MaskSide, ...]:
+    def always_kept_sides(self) -> tuple[MaskSide, ...]:
         """From where these come as intervals."""
-        return self.mask_sides if self.spared_policy == "intervals" else ()
+        return self.mask_sides if self.always_kept_policy == "intervals" else ()
 
     @property
     def row_policy(self) -> str:
@@ -519,9 +517,6 @@ class ListsSpec:
     """A source that makes lists on the device, or moves rows there."""
 
     banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...]
-    arguments: str
-    """The argument block's name."""
     threads: int
     """Per block."""
     blocks: int = 0
@@ -530,14 +525,6 @@ class ListsSpec:
     """The most results that a pass has."""
     switches: tuple[str, ...] = ()
     """The macros of core/library.SWITCHES that are 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagesSpec(ListsSpec):
-    """A source for steps over pages."""
-
-    rows: tuple[abi.Field, ...]
-    """The argument block of the kernel that writes rows into pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,5 +599,3 @@ class SelectSpec(ListsSpec):
     """Parameters of the mask."""
     selections: tuple[SelectionText, ...]
     rows: int = choosing.ROWS
-    lists: tuple[abi.Field, ...] = abi.LISTS_FIELDS
-    """The argument block of the kernel that makes the tile lists."""

@@ -57,8 +57,8 @@ class DotProductAttention(nn.Module):
         super().__init__()
         if getattr(config, "context_parallel_size", 1) > 1:
             wanted = "1; use maskc.distributed for context parallelism"
-            found = config.context_parallel_size
-            raise BadOption("context_parallel_size", wanted, found, at="config")
+            ranks = config.context_parallel_size
+            raise BadOption("context_parallel_size", wanted, ranks, at="config")
         if getattr(config, "apply_query_key_layer_scaling", False):
             raise BadOption("apply_query_key_layer_scaling", "False", True, at="config")
         self.layer_number, self.attention_type = layer_number, attention_type

@@ -203,7 +203,7 @@ class ScoreTerm:
 
     def _as(self, *kind: Any) -> ScoreTerm:
         """Scores are fp32, and positions are exact."""
-        if any("16" in str(each) for each in kind):
+        if any("16" in str(dtype) for dtype in kind):
             _refuse()
         return self
 
@@ -288,5 +288,5 @@ def outside_of_modes(x: Any) -> AbstractContextManager[object]:
     torch = torch_of(x)
     if torch is None or not torch._C._len_torch_dispatch_stack():
         return nullcontext()
-    found: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
-    return found
+    disabled: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
+    return disabled

@@ -53,16 +53,16 @@ def pieces_of(ir: MaskIR) -> tuple[Piece, ...]:
     """
     if ir.pieces:
         return ir.pieces
-    own = replace(ir, keep=veiled(ir.keep))
-    certain = _certain(own.keep)
+    without_veil = replace(ir, keep=veiled(ir.keep))
+    certain = _certain(without_veil.keep)
     union = nested(certain)
     if union is not None:
         pieces = union.pieces()
     else:
         pieces = _exact(certain)
         _check(certain, pieces)
-    if certain != own.keep:
-        pieces += data_pieces(own, [piece.keep for piece in pieces])
+    if certain != without_veil.keep:
+        pieces += data_pieces(without_veil, [piece.keep for piece in pieces])
         pieces = [replace(piece, keep=unveiled(piece.keep)) for piece in pieces]
     return tuple(sorted(pieces, key=_place))
 
@@ -152,12 +152,12 @@ class _Decomposer:
         if self.whole.is_empty():
             return []
         with budget(_OPERATIONS):
-            found = self._conjunctions()
-        if 1 < len(found) <= _FEW:
+            pieces = self._conjunctions()
+        if 1 < len(pieces) <= _FEW:
             kind, detail = kind_of(self.whole, self.space, whole=True)
             if kind is not PieceKind.set:
-                return [Piece(E.disj(*(f for _, f in found)), kind, detail)]
-        parts = [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
+                return [Piece(E.disj(*(f for _, f in pieces)), kind, detail)]
+        parts = [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in pieces]
         return self._apart(self._bands_joined(sorted(parts, key=lambda part: part.place)))
 
     # ------------------------------------------------------------ as wide as the mask allows
@@ -167,15 +167,15 @@ class _Decomposer:
 
         None of them lies in another, and none has a comparison that the mask does not need.
         """
-        found: dict[Expr, isl.Set] = {}
+        sets: dict[Expr, isl.Set] = {}
         parts = self.space.reader.parts(self.whole)
         floors = sum(part.dim(isl.dim_type.div) > 0 for part in parts)
         if floors > _MOST_FLOORS or len(parts) > _MOST:
             raise TooHard("too many conjunctions")
         for part in parts:
             pairs, formula = self._widened(part)
-            found.setdefault(formula, pairs)
-        ordered = sorted(found.items(), key=lambda item: item[0].key)
+            sets.setdefault(formula, pairs)
+        ordered = sorted(sets.items(), key=lambda item: item[0].key)
         kept: list[tuple[isl.Set, Expr]] = []
         for index, (formula, pairs) in enumerate(ordered):
             others = [p for p, _ in kept] + [p for _, p in ordered[index + 1 :]]
@@ -185,13 +185,13 @@ class _Decomposer:
 
     def _widened(self, part: isl.BasicSet) -> tuple[isl.Set, Expr]:
         """A conjunction less every comparison without which it stays in the mask."""
-        found: dict[Expr, tuple[isl.Constraint, isl.Set]] = {}
+        bounds: dict[Expr, tuple[isl.Constraint, isl.Set]] = {}
         for constraint in part.get_constraints():
             points = points_of(constraint)
             if not self.space.inside.is_subset(points):
                 formula = self.space.reader.constraint(constraint)
-                found.setdefault(formula, (constraint, points))
-        needed = dict(sorted(found.items(), key=lambda item: item[0].key))
+                bounds.setdefault(formula, (constraint, points))
+        needed = dict(sorted(bounds.items(), key=lambda item: item[0].key))
         for formula in list(needed):
             rest = self._all(points for f, (_, points) in needed.items() if f != formula)
             if rest.is_subset(self.hull) and rest.is_subset(self.whole):
@@ -249,8 +249,8 @@ class _Decomposer:
             if not _disjoint(conjunctions):
                 conjunctions = self.space.reader.parts(rest.make_disjoint())
             inside, read = self.space.inside, self.space.reader.conjunction
-            found = [(isl.Set.from_basic_set(c), read(c, inside)) for c in conjunctions]
-        return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in found]
+            conjuncts = [(isl.Set.from_basic_set(c), read(c, inside)) for c in conjunctions]
+        return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in conjuncts]
 
     def _gathered(self, parts: list[_Part]) -> list[_Part]:
         """Join columns of the same queries, likewise rows, and whatever has no kind."""

@@ -60,11 +60,11 @@ def grid_mask(keep: Expr) -> GridMask | None:
     period = cuts[-1]
     axes: list[Expr] = []
     for low, high in zip(cuts, ends, strict=True):
-        own = [term for term in terms if _inside(_extent(list(_spans(term))), low, high)]
-        found = _over_coordinates(E.conj(*own), low, high, period)
-        if found is None:
+        own_terms = [term for term in terms if _inside(_extent(list(_spans(term))), low, high)]
+        formula = _over_coordinates(E.conj(*own_terms), low, high, period)
+        if formula is None:
             return None
-        axes.insert(0, found)
+        axes.insert(0, formula)
     extents = (high // low for low, high in pairwise(cuts))
     return GridMask(tuple(extents)[::-1], tuple(axes))
 
@@ -92,9 +92,9 @@ def _span(node: Expr) -> _Span | None:
 
 def _spans(node: Expr) -> Iterator[_Span]:
     """All coordinates that a formula reads."""
-    found = _span(node)
-    if found is not None:
-        yield found
+    span = _span(node)
+    if span is not None:
+        yield span
         return
     for part in node.parts:
         yield from _spans(part)

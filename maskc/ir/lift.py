@@ -103,8 +103,8 @@ class _Lifter:
         """A new argument; offsets between lengths alone are shared."""
         if self.blank:
             return E.Sym("c")
-        own: int = getattr(value, "const", 0)
-        constant = E.as_const(value) is not None or own != 0
+        offset: int = getattr(value, "const", 0)
+        constant = E.as_const(value) is not None or offset != 0
         shared = not constant and not E.params(value)
         if shared and value in self.args:
             number = self.args.index(value)
@@ -145,8 +145,8 @@ class _Lifter:
         tests = [self._within(host, others, *pair) for pair in node.ranges]
         for test in tests:  # before the whole, which is the one that stands for the node
             self.sources.setdefault(test, node)
-        found = E.disj(*tests)
-        return found if node.inside else E.negate(found)
+        member = E.disj(*tests)
+        return member if node.inside else E.negate(member)
 
     def _within(self, host: Expr, rest: Expr, low: int, high: int) -> Expr:
         """Whether host + rest is one of low .. high."""

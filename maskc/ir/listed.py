@@ -36,8 +36,8 @@ def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
     flags = {decl.arrays[0] for decl in ir.data if decl.kind is DataKind.flags}
     if ir.selections or len(flags) < len(ir.data):
         return ()
-    found = {side: _list_of(ir.keep, side, flags) for side in ("q", "k")}
-    rows, keys = found["q"], found["k"]
+    lists = {side: _list_of(ir.keep, side, flags) for side in ("q", "k")}
+    rows, keys = lists["q"], lists["k"]
     among = [atom for atom in (rows, keys) if atom is not None]
     base = _given(ir.keep, among, False)
     if not among or base == E.NEVER or E.arrays(_given(base, among, False)):
@@ -56,10 +56,10 @@ def _list_of(keep: Expr, side: str, flags: set[str]) -> Expr | None:
     """The one comparison that tells whether a token of this side is listed; None where there is
     none, or several, or where the mask keeps less of a listed token."""
     atoms = {node for node in E.walk(keep) if _tells(node, side, flags)}
-    found = {node for node in atoms if _is_listed(node)}
-    if len(found) != 1 or len(atoms) != 1:
+    nodes = {node for node in atoms if _is_listed(node)}
+    if len(nodes) != 1 or len(atoms) != 1:
         return None
-    return found.pop()
+    return nodes.pop()
 
 
 def _tells(node: Expr, side: str, flags: set[str]) -> bool:
@@ -89,8 +89,8 @@ def _over(ir: MaskIR, listed: Listed, keep: Expr) -> list[RelayoutPart]:
     place = E.Load(listed.array, (token,))
     if E.arrays(listed.among) and listed.side == "k":  # sequences may have lists of other lengths
         keep = E.conj(keep, E.ge(E.K, E.ZERO))
-    own = E.substitute(keep, {token: place, length: E.Param(of_all, _LENGTH)})
-    return [RelayoutPart(1, _mask(ir, own, listed), listed=listed)]
+    keep_over = E.substitute(keep, {token: place, length: E.Param(of_all, _LENGTH)})
+    return [RelayoutPart(1, _mask(ir, keep_over, listed), listed=listed)]
 
 
 def _mask(ir: MaskIR, keep: Expr, listed: Listed | None = None) -> MaskIR:

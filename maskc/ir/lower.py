@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import HeadsUnknown, NameClash, NoSuchHead, WrongHeads
 from maskc.core.expr import Expr
-from maskc.core.selection import Selection
+from maskc.core.selection import Score, Selection, Share
 from maskc.dsl import nodes as N
 from maskc.dsl.data_atoms import captured
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
 from maskc.dsl.slots import emptied
 from maskc.ir.names import declared_names
-from maskc.ir.selecting import chosen, name_of, needed, scoring_of, selection_of, table_of
-from maskc.ir.types import MaskIR, Origin
+from maskc.ir.selecting import chosen, needed, scoring_of, table_of
+from maskc.ir.types import MaskIR, Origin, segment
 
 
 def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
@@ -38,10 +39,10 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     if head is None and state.reads_head:
         raise HeadsUnknown(at=getattr(mask, "loc", None))
     selections = needed(keep, state.selections)
-    formulas = [keep, *(formula for each in selections for formula in each.allowed)]
+    formulas = [keep, *(formula for selection in selections for formula in selection.allowed)]
     used = {name for formula in formulas for name in E.arrays(formula)}
-    used |= {decl.name for each in selections for decl in scoring_of(each)}
-    used |= {name for each in selections for name in each.at}
+    used |= {decl.name for selection in selections for decl in scoring_of(selection)}
+    used |= {name for selection in selections for name in selection.at}
     data = [d for d in state.data.values() if used.intersection((d.name, *d.arrays))]
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
@@ -168,27 +169,27 @@ class _Lowering:
 
     def _chosen(self, mask: N.TopK, allowed: Expr) -> Expr:
         """The atom of a selection among `allowed` on this head, and its like on the others."""
-        if name_of(mask) not in self.selections:
-            found = selection_of(mask, self._on_all_heads(mask.of, allowed))
-            for decl in (table_of(found), *scoring_of(found), *mask.decls):
+        if _name_of(mask) not in self.selections:
+            selection = _selection_of(mask, self._on_all_heads(mask.of, allowed))
+            for decl in (table_of(selection), *scoring_of(selection), *mask.decls):
                 self._declare(decl, mask)
-            self.selections[found.name] = found
-        return chosen(self.selections[name_of(mask)])
+            self.selections[selection.name] = selection
+        return chosen(self.selections[_name_of(mask)])
 
-    def _on_all_heads(self, of: Mask, own: Expr) -> tuple[Expr, ...]:
+    def _on_all_heads(self, of: Mask, formula: Expr) -> tuple[Expr, ...]:
         if self._head is None or not differs_by_head(of):
-            return (own,)
+            return (formula,)
         count = self.n_heads or N.fixed_heads(of)
         if count is None:
             raise HeadsUnknown(at=getattr(of, "loc", None))
-        found = []
+        formulas = []
         for head in range(count):
             state = _Lowering(head, count, self.on_both)
-            found.append(state.formula(of))
+            formulas.append(state.formula(of))
             for decl in state.data.values():
                 self._declare(decl, of)
             self.selections |= state.selections
-        return tuple(found)
+        return tuple(formulas)
 
     def _noted(self, mask: Mask, keep: Expr) -> Expr:
         """Remember which term the comparisons came from; the first writer of one keeps it."""
@@ -256,19 +257,17 @@ class _Lowering:
         return self.data.setdefault(decl.arrays, decl)
 
 
-def segment(decl: DataDecl) -> tuple[Expr, ...]:
-    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
-    if decl.kind is DataKind.documents:
-        of_q, of_k = decl.arrays
-        return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)
-    if decl.kind is DataKind.intervals:
-        low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
-        return E.ge(E.K, low), E.lt(E.K, high)
-    if decl.kind is DataKind.tree:
-        tin, tout, of_q = decl.arrays
-        entered = E.Load(of_q, (E.Q,))
-        return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
-    return ()
+def _name_of(mask: N.TopK) -> str:
+    """The array of a selection: equal ones share it."""
+    return f"topk_{sha256(print_mask(mask).encode()).hexdigest()[:12]}"
+
+
+def _selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
+    """The selection among the pairs that `allowed` holds for, per head or on all."""
+    return Selection(
+        _name_of(mask), mask.k, Score(mask.score), mask.block, mask.q_block, Share(mask.share),
+        allowed, tuple(decl.arrays[0] for decl in mask.decls),
+    )  # fmt: skip
 
 
 def _on_both_sides(mask: Mask) -> frozenset[str]:
@@ -285,6 +284,9 @@ def _on_both_sides(mask: Mask) -> frozenset[str]:
     return frozenset(sides["q"] & sides["k"])
 
 
+_LONGEST = 72
+"""Letters of a term as comments and messages show it."""
+
 _ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {
     "&": E.conj,
     "|": E.disj,
@@ -293,6 +295,6 @@ _ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def _short(mask: Mask, limit: int = 72) -> str:
+def _short(mask: Mask) -> str:
     text = print_mask(mask)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -22,7 +22,8 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     """The mask of one head as one simplified formula; arguments and errors as of `lower`."""
     ir = lower(emptied(mask)[0], head, n_heads)
     selections = tuple(
-        replace(each, allowed=tuple(map(_simplified, each.allowed))) for each in ir.selections
+        replace(selection, allowed=tuple(map(_simplified, selection.allowed)))
+        for selection in ir.selections
     )
     origins = {
         made: origin for atom, origin in ir.origins for made in (atom, *E.conjuncts(normal(atom)))
@@ -52,11 +53,11 @@ def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:
         return [lowered(mask, 0)]
     if n_heads is None:
         raise HeadsUnknown(at=getattr(mask, "loc", None))
-    found = [lowered(mask, head, n_heads) for head in range(n_heads)]
+    irs = [lowered(mask, head, n_heads) for head in range(n_heads)]
     known: dict[str, DataDecl] = {}
-    for decl in (decl for ir in found for decl in ir.data):
+    for decl in (decl for ir in irs for decl in ir.data):
         for name in decl.arrays:
             if (other := known.setdefault(name, decl)) != decl:
                 kinds = other.kind.value, decl.kind.value
                 raise NameClash(decl.name, *kinds, at=getattr(mask, "loc", None))
-    return found
+    return irs

@@ -9,8 +9,8 @@ from maskc.dsl.mask import Mask
 
 def declared_names(mask: Mask) -> frozenset[str]:
     """The names of the mask's parameters and of the arrays that a call gives, on all heads."""
-    found = {*N.default_parameters(mask), *(decl.name for decl in N.data_of_calls(mask))}
+    names = {*N.default_parameters(mask), *(decl.name for decl in N.data_of_calls(mask))}
     for node in N.walk(mask):
         if isinstance(node, N.TopK):
-            found.update(SCORING[Score(node.score)])
-    return frozenset(found)
+            names.update(SCORING[Score(node.score)])
+    return frozenset(names)

@@ -83,25 +83,29 @@ class Nested:
         lattices = [part for part in parts if part.low < part.high and part.stride > 1]
         return [*map(self._band, bands), *map(self._lattice, lattices)]
 
-    def _lattice(self, own: _Distances) -> Piece:
-        s, r, distance = own.stride, own.rest, E.sub(self.position, E.K)
-        keep = E.conj(E.eq(E.mod(distance, s), E.const(r)), _between(distance, own.low, own.high))
+    def _lattice(self, distances: _Distances) -> Piece:
+        s, r, distance = distances.stride, distances.rest, E.sub(self.position, E.K)
+        keep = E.conj(
+            E.eq(E.mod(distance, s), E.const(r)), _between(distance, distances.low, distances.high)
+        )
         queries = E.linear(r, [(s, T_Q), (1, C), (1, E.Q), (-1, self.position)])
-        inside = _between(E.sub(T_Q, T_K), (own.low - r) // s, (own.high - r) // s)
+        inside = _between(E.sub(T_Q, T_K), (distances.low - r) // s, (distances.high - r) // s)
         keys = E.linear(0, [(s, T_K), (1, C)])
         detail = Lattice(s, None, None, r, 1, queries, keys, inside)
         return Piece(keep, PieceKind.lattice, detail)
 
-    def _band(self, own: _Distances) -> Piece:
+    def _band(self, distances: _Distances) -> Piece:
         """The keys from position - high to position - low, where there are some."""
-        keep = _between(E.sub(self.position, E.K), own.low, own.high)
-        first, last = (E.sub(self.position, E.const(end)) for end in (own.high, own.low))
+        keep = _between(E.sub(self.position, E.K), distances.low, distances.high)
+        first, last = (
+            E.sub(self.position, E.const(end)) for end in (distances.high, distances.low)
+        )
         rows = E.ge(last, E.ZERO)
-        if own.low < 0:
+        if distances.low < 0:
             rows = E.conj(rows, E.lt(first, E.N_KV))
-        if own.low < own.high:
+        if distances.low < distances.high:
             first = E.maximum(first, E.ZERO)
-            last = E.minimum(last, E.sub(E.N_KV, E.const(1))) if own.low < 0 else last
+            last = E.minimum(last, E.sub(E.N_KV, E.const(1))) if distances.low < 0 else last
         return Piece(keep, PieceKind.band, Band((Span(rows, first, last),), True))
 
 
@@ -118,12 +122,12 @@ def nested(keep: Expr) -> Nested | None:
         return None
     for position in (_POSITION, E.Q):
         read = [(term, _distances(term, E.sub(position, E.K))) for term in terms]
-        known = [(term, own) for term, own in read if own is not None]
+        known = [(term, distances) for term, distances in read if distances is not None]
         if len(known) == len(terms):
-            ordered = sorted(known, key=lambda each: (each[1].stride, each[1].low, each[0].key))
-            if sum(own.stride > 1 for _, own in ordered) <= MANY:
+            ordered = sorted(known, key=lambda pair: (pair[1].stride, pair[1].low, pair[0].key))
+            if sum(distances.stride > 1 for _, distances in ordered) <= MANY:
                 return None
-            left = _apart(own for _, own in ordered)
+            left = _apart(distances for _, distances in ordered)
             return None if left is None else Nested(position, tuple(ordered), left)
     return None
 
@@ -153,14 +157,14 @@ def _distances(term: Expr, distance: Expr) -> _Distances | None:
     if not lows or not highs or len(classes) > 2:
         return None
     whole = _Distances(max(lows), min(highs), *classes[-1])
-    found = whole.within(whole.low, whole.high)
-    return found if found.low <= found.high else None
+    terms = whole.within(whole.low, whole.high)
+    return terms if terms.low <= terms.high else None
 
 
 def _apart(terms: Iterable[_Distances]) -> tuple[tuple[_Distances, ...], ...] | None:
     """Each term without those before it; None where the rest is no union of intervals."""
     before: list[_Distances] = []
-    found: list[tuple[_Distances, ...]] = []
+    groups: list[tuple[_Distances, ...]] = []
     for term in terms:
         left = [term]
         for other in before:
@@ -168,6 +172,6 @@ def _apart(terms: Iterable[_Distances]) -> tuple[tuple[_Distances, ...], ...] | 
             if None in parts:
                 return None
             left = [one for part in parts for one in part or ()]
-        found.append(tuple(left))
+        groups.append(tuple(left))
         before.append(term)
-    return tuple(found)
+    return tuple(groups)

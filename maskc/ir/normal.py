@@ -78,8 +78,8 @@ def _residues(total: Expr) -> Expr:
         if not isinstance(term, (E.FloorDiv, E.Mod)):
             continue
         whole, den = term.num, term.den
-        at, own = E.split_linear(whole)
-        if at or len(own) != 1 or own[0][0] != 1:
+        at, linear = E.split_linear(whole)
+        if at or len(linear) != 1 or linear[0][0] != 1:
             continue
         rest, floor = E.Mod(whole, den), E.FloorDiv(whole, den)
         ones, rests, floors = (count.get(x, 0) for x in (whole, rest, floor))

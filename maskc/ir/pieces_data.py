@@ -5,9 +5,8 @@ from __future__ import annotations
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
-from maskc.ir.lower import segment
 from maskc.ir.simplify import simplify
-from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table
+from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table, segment
 
 _MOST = 12
 """Alternatives up to which they are told apart."""
@@ -19,7 +18,7 @@ def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
     if len(alternatives) > _MOST:
         alternatives = [ir.keep]
     terms = [(*_kind(term, ir.data), term) for term in alternatives]
-    terms.sort(key=lambda found: (found[0].rank, found[2].key))
+    terms.sort(key=lambda ranked: (ranked[0].rank, ranked[2].key))
     pieces: list[Piece] = []
     left: list[Expr] = []
     for kind, detail, term in terms:

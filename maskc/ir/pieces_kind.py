@@ -46,9 +46,9 @@ def _crossing(pairs: isl.Set, space: Space, of: tuple[PieceKind, isl.Set] | None
     for kind in (PieceKind.columns, PieceKind.rows):
         if of is None or of[0] not in CROSSING or of[0] is kind:
             known = of[1] if of and of[0] is kind else pairs
-            found = crossing(pairs, known, space, kind)
-            if found is not None:
-                return kind, found
+            lines = crossing(pairs, known, space, kind)
+            if lines is not None:
+                return kind, lines
     return None
 
 
@@ -57,8 +57,8 @@ def _band(pairs: isl.Set, space: Space) -> _Kind | None:
 
 
 def _lattice(pairs: isl.Set, space: Space) -> _Kind | None:
-    found = lattice(pairs, space)
-    return None if found is None else (PieceKind.lattice, found)
+    recipe = lattice(pairs, space)
+    return None if recipe is None else (PieceKind.lattice, recipe)
 
 
 # ------------------------------------------------------------------ columns and rows
@@ -101,12 +101,12 @@ def crossing(
 ) -> Columns | Rows | None:
     """Return the pairs as columns (or rows), if they are: a few keys, or many with gaps, that
     almost all queries see."""
-    found = _lines(pairs, known, space, int(kind is PieceKind.columns))
-    if found is None:
+    lines = _lines(pairs, known, space, int(kind is PieceKind.columns))
+    if lines is None:
         return None
     if kind is PieceKind.columns:
-        return Columns(space.keys_formula(found.lines), space.queries_formula(found.complete))
-    return Rows(space.queries_formula(found.lines), space.keys_formula(found.complete))
+        return Columns(space.keys_formula(lines.lines), space.queries_formula(lines.complete))
+    return Rows(space.queries_formula(lines.lines), space.keys_formula(lines.complete))
 
 
 def joined(left: Detail | None, right: Detail | None, space: Space) -> Columns | Rows | None:

@@ -51,9 +51,9 @@ def lattice(pairs: isl.Set, space: Space) -> Lattice | None:
         for way in _groupings(pairs, stride, space):
             grouped = pairs.apply(_coordinates(way, space)).coalesce()
             if space.universe.consecutive(grouped):
-                found = _described(way, grouped, space)
-                if not _congruent(found.band):
-                    return found
+                recipe = _described(way, grouped, space)
+                if not _congruent(recipe.band):
+                    return recipe
     return None
 
 
@@ -67,14 +67,16 @@ def _congruent(band: Expr) -> bool:
 
 def _strides(pairs: isl.Set) -> list[int]:
     """The denominators of the floors in a set, and their common multiples, ascending."""
-    found: set[int] = set()
+    strides: set[int] = set()
     for part in pairs.compute_divs().get_basic_sets():
         for constraint in part.get_constraints():
             value = constraint.get_aff()
             floors = map(value.get_div, range(value.dim(isl.dim_type.div)))
-            found |= {whole(floor.get_denominator_val()) for floor in floors if not floor.is_nan()}
-    found |= {lcm(a, b) for a, b in combinations(sorted(found), 2)}
-    return [stride for stride in sorted(found) if 1 < stride <= _LARGEST]
+            strides |= {
+                whole(floor.get_denominator_val()) for floor in floors if not floor.is_nan()
+            }
+    strides |= {lcm(a, b) for a, b in combinations(sorted(strides), 2)}
+    return [stride for stride in sorted(strides) if 1 < stride <= _LARGEST]
 
 
 _POSITIONS = ((True, "q + n_kv - n_q"), (False, "q"))

@@ -121,9 +121,9 @@ def points_of(constraint: isl.Constraint) -> isl.Set:
 
 def pieces_of(value: isl.PwAff) -> list[tuple[isl.Set, isl.Aff]]:
     """(the condition, the formula) of every case of a value."""
-    found: list[tuple[isl.Set, isl.Aff]] = []
-    value.foreach_piece(lambda where, what: found.append((where, what)))
-    return found
+    pieces: list[tuple[isl.Set, isl.Aff]] = []
+    value.foreach_piece(lambda where, what: pieces.append((where, what)))
+    return pieces
 
 
 def _nearest(coefficient: int, den: int, negative: bool) -> int:

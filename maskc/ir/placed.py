@@ -69,19 +69,19 @@ def placed(mask: Mask, n_heads: int | None = None) -> PlacedMask:
     else:
         heads = heads_of(mask, n_heads) or 0
         formulas = [_formula(mask, head, heads, arrays) for head in range(heads)]
-    found: list[Mask] = []
+    masks: list[Mask] = []
     reads: set[str] = set()
     for formula in formulas:
-        own = [name for name in E.arrays(formula) if name in (POSITION, LENGTH, QUERIES)]
-        reads.update(own)
-        decls = [positions_of_queries(name) for name in own]
+        own_names = [name for name in E.arrays(formula) if name in (POSITION, LENGTH, QUERIES)]
+        reads.update(own_names)
+        decls = [positions_of_queries(name) for name in own_names]
         decls += [
-            (positions_of_queries if each.of_queries else positions_of_keys)(each.name)
-            for each in arrays.values()
-            if each.name in E.arrays(formula)
+            (positions_of_queries if array.of_queries else positions_of_keys)(array.name)
+            for array in arrays.values()
+            if array.name in E.arrays(formula)
         ]
-        found.append(N.Where(formula, tuple(decls), loc=at))
-    one = found[0] if len(found) == 1 else N.PerHead(tuple(found), loc=at)
+        masks.append(N.Where(formula, tuple(decls), loc=at))
+    one = masks[0] if len(masks) == 1 else N.PerHead(tuple(masks), loc=at)
     return PlacedMask(one, tuple(sorted(reads)), tuple(arrays.values()))
 
 

@@ -94,17 +94,17 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
         DecompositionBroken: an inner mask differs from what was proved.
     """
     with LOCK:
-        found = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)
-        moved = {piece for group in found for piece in group.pieces}
+        groups = sorted(_regrouped(ir.pieces, choose), key=lambda group: group.stride)
+        moved = {piece for group in groups for piece in group.pieces}
         lanes = _lanes([piece for piece in ir.pieces if piece not in moved])
-    if not found and len(lanes) == len(ir.pieces):  # the first part is to write all results
+    if not groups and len(lanes) == len(ir.pieces):  # the first part is to write all results
         lanes = {}
     moved |= lanes.keys()
     if not moved:
         return (RelayoutPart(1, ir),)
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
     made = [RelayoutPart(1, _remaining(ir, rest))] if rest else []
-    made += [RelayoutPart(group.stride, _inner(ir, group), group.aligned) for group in found]
+    made += [RelayoutPart(group.stride, _inner(ir, group), group.aligned) for group in groups]
     for stride, masks in lanes.values():
         for residue, keep in masks.items():
             inner = decompose(MaskIR(keep, (), (), ir.declared))
@@ -115,7 +115,7 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
 def _lanes(pieces: list[Piece]) -> dict[Piece, tuple[int, dict[int, Expr]]]:
     """For pieces of a few residues of keys: the stride, and what queries see of the keys of each
     residue."""
-    found = {}
+    by_piece = {}
     for piece in pieces:
         match piece.detail:
             case Lattice(stride, None, int() as phase, None, width, band=band) if (
@@ -127,26 +127,26 @@ def _lanes(pieces: list[Piece]) -> dict[Piece, tuple[int, dict[int, Expr]]]:
                 }
                 if _are_lanes(piece, stride, lanes):
                     inside: dict[Expr, Expr] = {T_Q: E.Q, T_K: E.K, E.N_KV: _N_KV_OF_ALL}
-                    masks = {r: E.substitute(own, inside) for r, own in lanes.items()}
-                    found[piece] = stride, masks
-    return found
+                    masks = {r: E.substitute(lane, inside) for r, lane in lanes.items()}
+                    by_piece[piece] = stride, masks
+    return by_piece
 
 
 def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
     """Whether masks over t_q and t_k, one per residue of the key, are proved to be the piece."""
-    own = E.disj(*(
+    lane_formula = E.disj(*(
         E.conj(
             E.eq(E.mod(E.K, stride), E.const(residue)),
             E.substitute(keep, {T_Q: E.Q, T_K: E.floordiv(E.K, stride)}),
         )
         for residue, keep in lanes.items()
     ))  # fmt: skip
-    names = tuple(E.params(E.disj(piece.keep, own)))
+    names = tuple(E.params(E.disj(piece.keep, lane_formula)))
     pairs = Universe(("q", "k", "n_q", "n_kv"), isl_names(names), names)
     try:
         with budget():
             every = domain(pairs)
-            sides = (pairs.set(keep).intersect(every) for keep in (piece.keep, own))
+            sides = (pairs.set(keep).intersect(every) for keep in (piece.keep, lane_formula))
             left, right = sides
             return left.is_equal(right)
     except TooHard:
@@ -175,11 +175,11 @@ _Noted = tuple[Expr, Origin]
 def _spoken_of(keep: Expr, origins: Iterable[_Noted]) -> tuple[_Noted, ...]:
     """The terms whose comparison `keep` has, as it is or negated."""
     live = set(E.walk(keep))
-    found: dict[Expr, Origin] = {}
+    spoken: dict[Expr, Origin] = {}
     for atom, origin in origins:
         if not isinstance(atom, E.Truth) and (atom in live or E.negate(atom) in live):
-            found.setdefault(atom, origin)
-    return tuple(found.items())
+            spoken.setdefault(atom, origin)
+    return tuple(spoken.items())
 
 
 # ------------------------------------------------------------------ proofs
@@ -220,21 +220,21 @@ def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
         piece: of.stride for piece, of in asked.items()
         if piece not in slashes and piece.kind is not PieceKind.band and of.stride > 1
     }  # fmt: skip
-    found = [line.inside(piece, stride) for piece, stride in strides.items()]
-    proved = {one.stride for one in found if one}
-    found += [line.inside(p, stride) for p, stride in _going_along(slashes, proved)]
-    own: dict[int, list[_Found]] = {}
-    for one in sorted(filter(None, found), key=lambda one: one.stride):
-        own.setdefault(one.stride, []).append(one)
-    own = {stride: ones for stride, ones in own.items() if line.joined(ones, stride)}
-    extents = {stride: line.extent(ones) for stride, ones in own.items()}
-    if sum(map(len, own.values())) < len(pieces):
+    classes = [line.inside(piece, stride) for piece, stride in strides.items()]
+    proved = {one.stride for one in classes if one}
+    classes += [line.inside(p, stride) for p, stride in _going_along(slashes, proved)]
+    by_stride: dict[int, list[_Found]] = {}
+    for one in sorted(filter(None, classes), key=lambda one: one.stride):
+        by_stride.setdefault(one.stride, []).append(one)
+    by_stride = {stride: ones for stride, ones in by_stride.items() if line.joined(ones, stride)}
+    extents = {stride: line.extent(ones) for stride, ones in by_stride.items()}
+    if sum(map(len, by_stride.values())) < len(pieces):
         extents = {1: None, **extents}
     chosen = choose(extents)
     for base in sorted(set(chosen.values()) - {1}):
-        mine = [stride for stride in own if chosen[stride] == base]
-        group = line.joined([one for stride in mine for one in own[stride]], base)
-        apart = (line.joined(own[stride], stride) for stride in mine)
+        mine = [stride for stride in by_stride if chosen[stride] == base]
+        group = line.joined([one for stride in mine for one in by_stride[stride]], base)
+        apart = (line.joined(by_stride[stride], stride) for stride in mine)
         yield from filter(None, [group] if group else apart)
 
 
@@ -251,13 +251,13 @@ def _may_shift(piece: Piece) -> bool:
 def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple[Piece, int]]:
     """The stride of slashes: their own where there are several and together they are a band of
     their classes, else the largest of `strides` that divides their distance."""
-    own, distances = gcd(*slashes.values()), sorted(slashes.values())
+    common, distances = gcd(*slashes.values()), sorted(slashes.values())
     if (
         len(distances) >= _FEWEST_SLASHES
-        and own > 1
-        and distances[-1] - distances[0] == own * (len(distances) - 1)
+        and common > 1
+        and distances[-1] - distances[0] == common * (len(distances) - 1)
     ):
-        yield from ((piece, own) for piece in slashes)
+        yield from ((piece, common) for piece in slashes)
         return
     for piece, distance in slashes.items():
         dividing = [stride for stride in strides if distance % stride == 0]
@@ -293,11 +293,11 @@ class _Line:
         behind: dict[Expr, Expr] = {
             E.Q: E.ZERO, E.K: E.scale(-1, _D), E.N_Q: before, E.N_KV: before,
         }  # fmt: skip
-        found = E.disj(
+        formula = E.disj(
             E.conj(E.ge(_D, E.ZERO), E.substitute(keep, ahead)),
             E.conj(E.lt(_D, E.ZERO), E.substitute(keep, behind)),
         )
-        return self.line.set(found).intersect(self.counts).coalesce()
+        return self.line.set(formula).intersect(self.counts).coalesce()
 
     def distances(self, piece: Piece) -> _Distances:
         """Return the common property of the distances at any parameters."""
@@ -329,41 +329,41 @@ class _Line:
             pass
         return None
 
-    def joined(self, found: list[_Found], stride: int) -> _Group | None:
+    def joined(self, classes: list[_Found], stride: int) -> _Group | None:
         """Disjoint pieces as one group of a stride that divides all theirs.
 
         The result is None where their distances cannot be read as a formula, or where one piece
         holds at aligned lengths of a larger stride only.
         """
-        if any(one.aligned and one.stride != stride for one in found):
+        if any(one.aligned and one.stride != stride for one in classes):
             return None
         try:
             with budget():
-                near = self._united(found, stride)
+                near = self._united(classes, stride)
                 formula = self.reader.condition(near.gist(self.counts).coalesce())
                 same = self.line.set(formula).intersect(self.counts).is_equal(near)
         except (TooHard, Unreadable):
             return None
         if not same:
             raise DecompositionBroken("a residue class differs")
-        pieces, aligned = tuple(one.piece for one in found), any(one.aligned for one in found)
+        pieces, aligned = tuple(one.piece for one in classes), any(one.aligned for one in classes)
         return _Group(pieces, stride, formula, aligned)
 
-    def _united(self, found: list[_Found], stride: int) -> isl.Set:
+    def _united(self, pieces: list[_Found], stride: int) -> isl.Set:
         """The [d] of all distances stride * d."""
-        ratios = {one: one.stride // stride for one in found}
+        ratios = {one: one.stride // stride for one in pieces}
         wider = (
             one.near.apply(self.line.map(f"{{ [d] -> [x] : x = {ratio}*d }}"))
             for one, ratio in ratios.items()
         )
         return reduce(isl.Set.union, wider).coalesce()
 
-    def extent(self, found: list[_Found]) -> int | None:
+    def extent(self, pieces: list[_Found]) -> int | None:
         """The smallest and the largest d of pieces of one stride, at the parameters' defaults.
 
         The result is None where there is no largest one.
         """
-        near = self._united(found, found[0].stride)
+        near = self._united(pieces, pieces[0].stride)
         for name, value in self.defaults.items():
             near = near.intersect(self.line.set(E.eq(E.Param(name, value), E.const(value))))
         near = near.project_out(isl.dim_type.param, 0, near.dim(isl.dim_type.param))

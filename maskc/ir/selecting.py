@@ -1,30 +1,13 @@
-"""Run-time selections: topk nodes become data atoms, with recipes that choose their content."""
+"""Run-time selections in formulas: tables of the blocks that a call chooses."""
 
 from __future__ import annotations
-
-from hashlib import sha256
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
-from maskc.core.selection import SCORING, Score, Selection, Share
+from maskc.core.selection import SCORING, Selection
 from maskc.core.source import SourceLoc
-from maskc.dsl import nodes as N
-from maskc.dsl.printer import print_mask
 from maskc.ir.types import MaskIR
-
-
-def name_of(mask: N.TopK) -> str:
-    """The array of a selection: equal ones share it."""
-    return f"topk_{sha256(print_mask(mask).encode()).hexdigest()[:12]}"
-
-
-def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
-    """The selection among the pairs that `allowed` holds for, per head or on all."""
-    return Selection(
-        name_of(mask), mask.k, Score(mask.score), mask.block, mask.q_block, Share(mask.share),
-        allowed, tuple(decl.arrays[0] for decl in mask.decls),
-    )  # fmt: skip
 
 
 def table_of(selection: Selection) -> DataDecl:
@@ -62,5 +45,5 @@ def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
 
 def hull(ir: MaskIR) -> MaskIR:
     """The pairs that the mask keeps under some choice: every chosen and unchosen block counts."""
-    keep = E.assume_reads(ir.keep, True, {each.name for each in ir.selections})
+    keep = E.assume_reads(ir.keep, True, {selection.name for selection in ir.selections})
     return MaskIR(keep, ir.data_of(keep), ir.origins, ir.declared)

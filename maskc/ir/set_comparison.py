@@ -60,11 +60,11 @@ def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
 
 def _data_atoms(keep: Expr) -> set[Expr]:
     """The comparisons that read arrays, each in one of its two polarities."""
-    found: set[Expr] = set()
+    atoms: set[Expr] = set()
     for node in E.walk(keep):
-        if isinstance(node, (E.Cmp, E.Member)) and E.arrays(node) and E.negate(node) not in found:
-            found.add(node)
-    return found
+        if isinstance(node, (E.Cmp, E.Member)) and E.arrays(node) and E.negate(node) not in atoms:
+            atoms.add(node)
+    return atoms
 
 
 _SAMPLE_LENGTHS = ((1, 1), (7, 7), (96, 96), (64, 160), (160, 64), (1 << 20, 1 << 20), (3001, 9001))
@@ -97,8 +97,8 @@ class _Scramble:
         mixed = np.asarray(self.salt, dtype=np.int64)
         for part, factor in zip(index, (31, 17), strict=False):
             mixed = mixed + np.asarray(part, np.int64) * factor
-        found: np.ndarray = (mixed % 1000003 * 7919 >> 4) % 3
-        return found
+        values: np.ndarray = (mixed % 1000003 * 7919 >> 4) % 3
+        return values
 
 
 def _points(n_q: int, n_kv: int) -> tuple[np.ndarray, np.ndarray]:

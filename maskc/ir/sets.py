@@ -148,16 +148,16 @@ class Universe:
                     return side.non_zero_set()
                 return side.zero_set() if op == "==" else side.nonneg_set()
             case E.Member(of, ranges, inside):
-                found = self._member(self.integer(of), ranges)
-                return found if inside else found.complement()
+                members = self._member(self.integer(of), ranges)
+                return members if inside else members.complement()
         raise TypeError(f"not a condition: {formula!r}")
 
     def _member(self, value: isl.PwAff, ranges: tuple[tuple[int, int], ...]) -> isl.Set:
-        found = isl.Set.empty(self.space)
+        members = isl.Set.empty(self.space)
         for low, high in ranges:
             inside = value.ge_set(self._const(low)).intersect(value.le_set(self._const(high)))
-            found = found.union(inside)
-        return found
+            members = members.union(inside)
+        return members
 
     def _const(self, value: int) -> isl.PwAff:
         return isl.PwAff.from_aff(self._zero.add_constant_val(isl.Val(value)))

@@ -66,13 +66,13 @@ class _Simplifier:
         if formula not in self.known:
             match formula:
                 case E.All(terms):
-                    found = np.logical_and.reduce([self.holds(term) for term in terms])
+                    truth = np.logical_and.reduce([self.holds(term) for term in terms])
                 case E.Any(terms):
-                    found = np.logical_or.reduce([self.holds(term) for term in terms])
+                    truth = np.logical_or.reduce([self.holds(term) for term in terms])
                 case _:
                     shape = self.points["q"].shape
-                    found = np.broadcast_to(evaluate(formula, self.points), shape)
-            self.known[formula] = found
+                    truth = np.broadcast_to(evaluate(formula, self.points), shape)
+            self.known[formula] = truth
         return self.known[formula]
 
     def _with(self, context: _Context, assumed: Expr) -> _Context:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from maskc.core.data import DataDecl
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -124,6 +125,21 @@ class Segments:
     arrays: tuple[str, ...]
 
 
+def segment(decl: DataDecl) -> tuple[Expr, ...]:
+    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
+    if decl.kind is DataKind.documents:
+        of_q, of_k = decl.arrays
+        return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)
+    if decl.kind is DataKind.intervals:
+        low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
+        return E.ge(E.K, low), E.lt(E.K, high)
+    if decl.kind is DataKind.tree:
+        tin, tout, of_q = decl.arrays
+        entered = E.Load(of_q, (E.Q,))
+        return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
+    return ()
+
+
 Detail = Band | Lattice | Columns | Rows | Table | Segments
 
 
@@ -163,8 +179,8 @@ class MaskIR:
     @property
     def params(self) -> dict[str, int]:
         """The names and defaults of the parameters that the mask reads."""
-        found = params(self.keep)
+        defaults = params(self.keep)
         for selection in self.selections:
             for formula in selection.allowed:
-                found |= params(formula)
-        return dict(sorted(found.items()))
+                defaults |= params(formula)
+        return dict(sorted(defaults.items()))

@@ -280,10 +280,10 @@ def bench_tiles(
         turns: what times them, see `take_turns`.
 
     Returns:
-        Rows, the fastest correct one first: case, tile (queries and keys), stages (None if the
-            kernels have none), planned, arguments (of `compile`), ms (of a call) and relative (to
-            the planner's choice). error is the largest of sampled rows against fp64, and ok the
-            verdict.
+        Rows, the fastest correct one first. A row has its case, tile (queries and keys) and stages
+            (None if the kernels have none). `planned` marks the planner's choice, and `arguments`
+            are those of `compile`. `ms` is the time of a call, `relative` its ratio to the
+            planner's choice. `error` is the largest of sampled rows against fp64, `ok` the verdict.
 
     Raises:
         MaskcError: the mask, its data or the sizes are refused.

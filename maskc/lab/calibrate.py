@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import ONCE, PACKED, USUAL, SourceUnit
+from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SourceUnit
 from maskc.core.coefficients import Gpu, Tables, card_of, source_name
 from maskc.core.cost import Cost, Tally
 from maskc.core.errors import ExtraMissing, NoDevice
@@ -172,14 +172,14 @@ def programs(units: Sequence[SourceUnit], target: str) -> Iterator[tuple[SourceU
     for unit in units:
         if unit.target == target and unit.directions and unit.boxes is None and unit.form != TINY:
             for mode, _ in unit.modes:
-                if mode in {cost.mode for cost in unit.costs} - {PACKED, ONCE}:
+                if mode in {cost.mode for cost in unit.costs} - {PACK_GQA, EXCLUSIVE_DQ}:
                     yield unit, mode
 
 
 def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
     """Return the mask made to run one source in one mode, whole."""
     (direction,) = unit.directions
-    modes = tuple(item for item in unit.modes if item[0] not in {ONCE, PACKED} - {mode})
+    modes = tuple(item for item in unit.modes if item[0] not in {EXCLUSIVE_DQ, PACK_GQA} - {mode})
     only = replace(unit, modes=modes, costs=(Cost(mode, 1, 0, 0),))
     units: list[SourceUnit] = []
     for other in attn.bundle.units:
@@ -232,9 +232,9 @@ def tables_of(fitted: Sequence[Fit], gpu: Gpu, multiprocessors: int) -> dict[str
     for fit in fitted:
         modes = tables.setdefault(fit.source, {}).setdefault(str(fit.head_dim), {})
         modes[fit.cost.mode] = _numbers(fit.cost)
-        if fit.cost.mode == USUAL and fit.source in _BACKWARD:
+        if fit.cost.mode == DEFAULT and fit.source in _BACKWARD:
             stored = replace(fit.cost, query=round(_ONCE * fit.cost.query))
-            modes[ONCE] = _numbers(stored)
+            modes[EXCLUSIVE_DQ] = _numbers(stored)
     return tables
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from maskc.core import expr as E
-from maskc.core.expr import Expr
+from maskc.core.evaluator import Env, Evaluator
 from maskc.lab.case_pairs import CasePairs
 from maskc.verify.case import Case
-
-Env = Mapping[str, Any]
-"""Index tensors b, h, q, k; lengths and parameters as integers; arrays as tensors."""
 
 
 def formula_of(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
@@ -39,7 +35,7 @@ def mask_mod(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
 
     def keep(b: Any, h: Any, q: Any, k: Any) -> Any:
         here = {"b": b, "h": h, "q": q, "k": k}
-        terms = [condition(f, env | here) for f, env in zip(formulas, envs, strict=True)]
+        terms = [_TENSORS.value(f, env | here) for f, env in zip(formulas, envs, strict=True)]
         if len(terms) == 1:
             return terms[0]
         kept = [(which[h] == number) & term for number, term in enumerate(terms)]
@@ -54,54 +50,25 @@ def _on_device(values: np.ndarray, device: str) -> Any:
     return torch.tensor(values, device=device)  # a copy: bound arrays may be read-only
 
 
-def condition(expr: Expr, env: Env) -> Any:
-    """A boolean formula on tensors."""
-    match expr:
-        case E.Truth(value):
-            return env["q"] >= 0 if value else env["q"] < 0
-        case E.Cmp(">=", lhs):
-            return integer(lhs, env) >= 0
-        case E.Cmp("==", lhs):
-            return integer(lhs, env) == 0
-        case E.Cmp("!=", lhs):
-            return integer(lhs, env) != 0
-        case E.Member(value, ranges, inside):
-            x = integer(value, env)
-            in_range = reduce(
-                lambda a, b: a | b, ((x >= low) & (x <= high) for low, high in ranges)
-            )
-            return in_range if inside else ~in_range
-        case E.All(terms):
-            return reduce(lambda a, b: a & b, (condition(term, env) for term in terms))
-        case E.Any(terms):
-            return reduce(lambda a, b: a | b, (condition(term, env) for term in terms))
-    raise TypeError(f"not a boolean formula: {expr!r}")
+class _OfTensors(Evaluator):
+    """Values of formulas on tensors; Python integers where no tensor takes part."""
+
+    def truth(self, value: bool, env: Env) -> Any:
+        return env["q"] >= 0 if value else env["q"] < 0
+
+    def extreme(self, least: bool, values: list[Any]) -> Any:
+        return reduce(partial(_extreme, least), values)
+
+    def element(self, array: str, index: tuple[Any, ...], env: Env) -> Any:
+        """An element; leading dimensions are batch and, for tables, heads. Size 1 is shared."""
+        table = env[array]
+        leading = table.ndim - len(index)
+        names = ("b", "h")[-leading:] if leading and len(index) > 1 else ("b",) * leading
+        outer = tuple(env[name] if table.shape[axis] > 1 else 0 for axis, name in enumerate(names))
+        return table[outer + index]
 
 
-def integer(expr: Expr, env: Env) -> Any:
-    """An integer formula on tensors; a Python integer where no tensor takes part."""
-    match expr:
-        case E.Sum(constant, terms):
-            total: Any = constant
-            for factor, term in terms:
-                value = integer(term, env)
-                total = total + (value if factor == 1 else factor * value)
-            return total
-        case E.Sym(name):
-            return env[name]
-        case E.Param(name, default):
-            return env.get(name, default)
-        case E.FloorDiv(num, den):
-            return integer(num, env) // den
-        case E.Mod(num, den):
-            return integer(num, env) % den
-        case E.Min(args):
-            return reduce(partial(_extreme, True), (integer(arg, env) for arg in args))
-        case E.Max(args):
-            return reduce(partial(_extreme, False), (integer(arg, env) for arg in args))
-        case E.Load(array, index):
-            return _load(env[array], tuple(integer(part, env) for part in index), env)
-    raise TypeError(f"not an integer formula: {expr!r}")
+_TENSORS = _OfTensors()
 
 
 def _extreme(least: bool, left: Any, right: Any) -> Any:
@@ -114,11 +81,3 @@ def _extreme(least: bool, left: Any, right: Any) -> Any:
         bound, x = (left, right) if numbers[0] else (right, left)
         return torch.clamp(x, max=bound) if least else torch.clamp(x, min=bound)
     return torch.minimum(left, right) if least else torch.maximum(left, right)
-
-
-def _load(array: Any, index: tuple[Any, ...], env: Env) -> Any:
-    """An element; leading dimensions are batch and, for tables, heads. Size 1 is shared."""
-    leading = array.ndim - len(index)
-    names = ("b", "h")[-leading:] if leading and len(index) > 1 else ("b",) * leading
-    outer = tuple(env[name] if array.shape[axis] > 1 else 0 for axis, name in enumerate(names))
-    return array[outer + index]

@@ -22,7 +22,6 @@ from maskc.layout.tiles.document_tiles import check_documents as check_documents
 from maskc.layout.tiles.document_tiles import document_lists as document_lists
 from maskc.layout.tiles.document_tiles import most_runs as most_runs
 from maskc.layout.tiles.document_tiles import room_of as room_of
-from maskc.layout.tiles.lists import build_batch as build_batch
 from maskc.layout.tiles.lists import extents as extents
 from maskc.layout.tiles.lists import kernel_lists as kernel_lists
 from maskc.layout.tiles.lists import sequence_arrays as sequence_arrays

@@ -12,7 +12,7 @@ class StepSizes(NamedTuple):
     """Numbers of a step that the host knows."""
 
     sequences: int
-    each: int
+    sequence_queries: int
     """Queries of every sequence; 0 where they differ, or may."""
     tokens: int
     """Rows of q."""
@@ -29,7 +29,7 @@ class StepSizes(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether a block is a sequence of the call, so that no query is moved."""
-        return bool(self.each) and self.block == self.each
+        return bool(self.sequence_queries) and self.block == self.sequence_queries
 
 
 class TokenData(NamedTuple):
@@ -88,7 +88,7 @@ def step_arrays(
     there = (local < own_q) & inside[:, None]
     position = own_kv - own_q + local
     room = (pages.end - pages.first) * size
-    found = {
+    arrays = {
         "position": np.where(there, position, -1),
         "length": np.where(there, own_kv, 0),
         "queries": np.broadcast_to(np.where(inside[:, None], own_q, 0), local.shape),
@@ -102,9 +102,9 @@ def step_arrays(
         ),
         **_of_tokens(sizes, starts, lens_q, lens_kv, firsts, pages),
     }
-    for number, each in enumerate(data):
-        found[f"array{number}"] = _of_blocks(sizes, each, owner, position, inside[:, None])
-    return found
+    for number, datum in enumerate(data):
+        arrays[f"array{number}"] = _of_blocks(sizes, datum, owner, position, inside[:, None])
+    return arrays
 
 
 def _of_tokens(
@@ -139,8 +139,8 @@ def _of_blocks(
     values = data.values if data.values.size else np.zeros((1,) * data.values.ndim, int)
     if data.of_queries:
         at = at.clip(0, max(0, sizes.max_kv - 1))
-        found = values[at] if values.ndim == 1 else values[owner[:, None], at]
-        return np.where(inside, found, 0)
+        block_values = values[at] if values.ndim == 1 else values[owner[:, None], at]
+        return np.where(inside, block_values, 0)
     values = data.values
     values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, sizes.n_kv - sizes.max_kv)])
     if values.ndim == 1:

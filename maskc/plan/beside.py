@@ -62,7 +62,7 @@ def pairs_of(ir: MaskIR) -> Pairs | None:
     form = None if rest is None else closed_form(rest)
     if form is None:
         return None
-    kept = sum(each.k * each.block for each in ir.selections) * _N
+    kept = sum(selection.k * selection.block for selection in ir.selections) * _N
     return Pairs(sympy.expand(form.pairs + kept), form.least, form.period, not ir.selections)
 
 
@@ -71,12 +71,14 @@ def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
     their defaults; None where other data decide, or counting is too hard."""
     rest = _unchosen(ir)
     total = None if rest is None else count_pairs(rest, n_q, n_kv, {})
-    for each in ir.selections:
+    for selection in ir.selections:
         if total is None:
             return None
-        most = each.k * each.block * n_q
-        found = [None if E.arrays(one) else count_pairs(one, n_q, n_kv, {}) for one in each.allowed]
-        candidates = [most if count is None else count for count in found]
+        most = selection.k * selection.block * n_q
+        counts = [
+            None if E.arrays(one) else count_pairs(one, n_q, n_kv, {}) for one in selection.allowed
+        ]
+        candidates = [most if count is None else count for count in counts]
         total += min(most, max(candidates))
     return total
 
@@ -84,7 +86,7 @@ def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
 def _unchosen(ir: MaskIR) -> Expr | None:
     """The mask where nothing is chosen, and what selections take away stays; None where it reads
     other data."""
-    names = {each.name for each in ir.selections}
+    names = {selection.name for selection in ir.selections}
 
     def known(node: Expr) -> Expr | None:
         reads = isinstance(node, E.Cmp) and names.intersection(E.arrays(node))
@@ -105,24 +107,24 @@ def beside_dense(
     """
     problem = plan.problem
     whole = pairs_of(dense.masks[0].ir)
-    for each in {one.name: one for ir in irs for one in ir.selections}.values():
-        yield from wrapped("keeps", _kept(plan, each))
+    for selection in {one.name: one for ir in irs for one in ir.selections}.values():
+        yield from wrapped("keeps", _kept(plan, selection))
     if whole is None:
         return
     flops = sympy.expand(2 * (problem.head_dim + problem.head_dim_v) * whole.formula)
     yield from wrapped("dense", f"{name}: {whole.formula} pairs, {whole.order}; forward {flops}")
     for index, ir in enumerate(irs):
-        found = pairs_of(ir)
-        if found is None:
+        pairs = pairs_of(ir)
+        if pairs is None:
             continue
         head = ""
         if len(irs) > 1:
-            own = [str(h) for h, which in enumerate(plan.of_head) if which == index]
-            head = f"head{'s' * (len(own) > 1)} {', '.join(own)}: "
-        yield from wrapped("sparse", head + _beside(ir, found, whole))
+            heads = [str(h) for h, which in enumerate(plan.of_head) if which == index]
+            head = f"head{'s' * (len(heads) > 1)} {', '.join(heads)}: "
+        yield from wrapped("sparse", head + _beside(ir, pairs, whole))
     size = problem.dtype.itemsize
     yield from wrapped(
-        "naive", f"attention that is not fused stores {size * _N**2} bytes of scores a head, and "
+        "naive", f"unfused attention stores {size * _N**2} bytes of scores per head, and "
         "as many of weights; maskc stores neither",
     )  # fmt: skip
     same = all(ir.keep == dense.masks[0].ir.keep for ir in irs)
@@ -146,52 +148,52 @@ def _kept(plan: KernelPlan, one: Selection) -> str:
     return f"{one.name}: {kept}; ranks {ranked} by {by}; {runs}"
 
 
-def _beside(ir: MaskIR, found: Pairs, whole: Pairs) -> str:
+def _beside(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
     """Return by which factor pairs are reduced, and from which lengths."""
-    if found.formula == 0:
+    if pairs.formula == 0:
         return "no pairs"
-    ratio = sympy.cancel(_leading(whole.formula) / _leading(found.formula))
-    most = "" if found.exact else "at most "
-    text = f"{most}{found.formula} pairs, {found.order}"
+    ratio = sympy.cancel(_leading(whole.formula) / _leading(pairs.formula))
+    most = "" if pairs.exact else "at most "
+    text = f"{most}{pairs.formula} pairs, {pairs.order}"
     if ratio == 1:
         return f"{text}: as many for long sequences"
     text += f": {ratio} x fewer for long sequences"
     values = {sympy.Symbol(n, integer=True, positive=True): v for n, v in E.params(ir.keep).items()}
-    formula = found.formula.subs(values)
+    formula = pairs.formula.subs(values)
     lengths = [
         f"{word} from N = {n}"
         for share, word in _SHARES
-        if (n := _from(share, formula, found, whole, ir)) is not None
+        if (n := _from(share, formula, pairs, whole, ir)) is not None
     ]
-    every = f", for multiples of {found.period}" if found.period > 1 else ""
+    every = f", for multiples of {pairs.period}" if pairs.period > 1 else ""
     return f"{text}; {', '.join(lengths)}{every}" if lengths else text
 
 
-def _from(share: int, formula: sympy.Expr, found: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
+def _from(share: int, formula: sympy.Expr, pairs: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
     """The least N, a multiple of the period, from which on there are at most 1 / share of dense's
     pairs (fewer, where that is all of them); None where there is none."""
     apart = sympy.Poly(whole.formula - share * formula, _N)
     if apart.LC() <= 0:
         return None
     last = max(map(sympy.floor, sympy.real_roots(apart)), default=sympy.Integer(0))
-    step = found.period
+    step = pairs.period
     n = max(int(last), 0) // step * step
     while n < 1 or apart.eval(n) < (1 if share == 1 else 0):
         n += step
-    least = -(-max(found.least, whole.least) // step) * step
-    if n > least or not found.exact:
+    least = -(-max(pairs.least, whole.least) // step) * step
+    if n > least or not pairs.exact:
         return max(n, least)
-    return _counted(share, found, whole, ir)
+    return _counted(share, pairs, whole, ir)
 
 
-def _counted(share: int, found: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
+def _counted(share: int, kept: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
     """Return the crossover below the lengths at which the formula holds, by exact counts from
     above."""
-    n = max(found.least, whole.least) // found.period * found.period
+    n = max(kept.least, whole.least) // kept.period * kept.period
     low, high = 0, n  # in low it is not so; from high on it is
-    while high - low > found.period:
-        middle = (low + high) // 2 // found.period * found.period
-        middle = middle if middle > low else low + found.period
+    while high - low > kept.period:
+        middle = (low + high) // 2 // kept.period * kept.period
+        middle = middle if middle > low else low + kept.period
         pairs = count_pairs(ir.keep, middle, middle, {})
         if pairs is None:
             return None
@@ -225,10 +227,11 @@ def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
 
     def wins(n: int) -> bool | None:
         if n not in times:
-            own, other = (
-                milliseconds(each, Direction.forward, n, n, heads) for each in (plan, dense)
+            sparse, other = (
+                milliseconds(candidate, Direction.forward, n, n, heads)
+                for candidate in (plan, dense)
             )
-            times[n] = None if own is None or other is None else own < other
+            times[n] = None if sparse is None or other is None else sparse < other
         return times[n]
 
     closed = all(mask.recipe.loops is not None for mask in plan.masks)

@@ -12,7 +12,7 @@ from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.ir.selecting import place_of
-from maskc.plan.cost import WHEN, costs_of
+from maskc.plan.cost import costs_of, when
 from maskc.plan.families.family import Along
 from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
@@ -44,12 +44,12 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     if chooses_keys(heads.masks, target) and not drops:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
-    main, *also = _sources(heads, problem, target, family.along)
+    main, *alternatives = _sources(heads, problem, target, family.along)
     forward, *others = (
-        None if drops or _in_named_tile(each) else grid_boxes.in_boxes(each)
-        for each in (main, *also) if not each.form
+        None if drops or _in_named_tile(candidate) else grid_boxes.in_boxes(candidate)
+        for candidate in (main, *alternatives) if not candidate.form
     )  # fmt: skip
-    also = list(filter(None, (forward, *also, *others)))
+    alternatives = list(filter(None, (forward, *alternatives, *others)))
     planned = forward is None and not problem.names_tile
     reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
     if problem.score is not None and target.name == SPARE and selections(main.masks):
@@ -59,16 +59,16 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
-        also = [
-            device_documents.listed(each)
-            if (each.form, each.direction) == (SMALL, Direction.forward) else each
-            for each in also
+        alternatives = [
+            device_documents.listed(other)
+            if (other.form, other.direction) == (SMALL, Direction.forward) else other
+            for other in alternatives
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
-    return _with_choice(main, also)
+    return _with_choice(main, alternatives)
 
 
 def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
@@ -94,12 +94,12 @@ def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     family = family_of(target)
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     small = Along(target.name, Direction.forward, SMALL)
-    also = []
+    alternatives = []
     if small in family.along and _goes_along(small, main):
-        also.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
+        alternatives.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
     if family.device_data and device_data.matches(main):
         main = device_data.listed(main)
-    return _with_choice(main, also)
+    return _with_choice(main, alternatives)
 
 
 def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
@@ -122,9 +122,9 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
 
 def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a part of a mask, which has no stand-ins on other targets."""
-    along = tuple(each for each in family_of(target).along if each.target == target.name)
-    main, *also = _sources(heads, problem, target, along)
-    return _with_choice(main, also)
+    along = tuple(along for along in family_of(target).along if along.target == target.name)
+    main, *alternatives = _sources(heads, problem, target, along)
+    return _with_choice(main, alternatives)
 
 
 def _sources(
@@ -132,14 +132,14 @@ def _sources(
 ) -> list[KernelPlan]:
     """The plan in tiles of consecutive tokens, and those of the sources that go along."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")
-    also = [
-        plan_tiles(heads, problem.planned, TARGETS[each.target], each.direction, each.form)
-        for each in along
-        if _goes_along(each, main)
+    alternatives = [
+        plan_tiles(heads, problem.planned, TARGETS[source.target], source.direction, source.form)
+        for source in along
+        if _goes_along(source, main)
     ]
     if selections(main.masks) or device_documents.matches(main) or problem.dropout:
-        also = list(map(_together_only, also))  # the device may list columns alone
-    return [main, *also]
+        alternatives = list(map(_together_only, alternatives))  # the device may list columns alone
+    return [main, *alternatives]
 
 
 def _in_named_tile(plan: KernelPlan) -> bool:
@@ -147,22 +147,24 @@ def _in_named_tile(plan: KernelPlan) -> bool:
     return plan.problem.names_tile and plan.direction is Direction.forward
 
 
-def _goes_along(each: Along, main: KernelPlan) -> bool:
+def _goes_along(source: Along, main: KernelPlan) -> bool:
     """Whether a plan has a source with these tiles in addition to its own. If the user names a tile
     of the forward pass, its target has no other."""
-    if _in_named_tile(main) and each[:2] == (main.target.name, main.direction):
+    if _in_named_tile(main) and source[:2] == (main.target.name, main.direction):
         return False
-    if not family_of(main.target).has(each.form, main.padded):
+    if not family_of(main.target).has(source.form, main.padded):
         return False
-    if each.form == TINY and main.padded != main.problem:
+    if source.form == TINY and main.padded != main.problem:
         return False
-    if each.direction not in TARGETS[each.target].passes(main.problem):
+    if source.direction not in TARGETS[source.target].passes(main.problem):
         return False
-    if main.problem.dropout and each.form == TINY:
+    if main.problem.dropout and source.form == TINY:
         return False
-    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+    if (source.form, source.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
         return False  # whose launches have no room for what tables get
-    return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
+    return source.form != TINY or mma16.matches(
+        tuple(mask.ir for mask in main.masks), source.direction
+    )
 
 
 def _together_only(plan: KernelPlan) -> KernelPlan:
@@ -175,18 +177,18 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
 
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
     """The plan and those that go along, with what their modes cost."""
-    also = tuple(
-        replace(each, costs=costs_of(each)) if each.target == main.target else each
-        for each in others
+    alternatives = tuple(
+        replace(other, costs=costs_of(other)) if other.target == main.target else other
+        for other in others
     )
-    reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
-    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+    reasons = (*main.reasons, *(_why_other(other) for other in alternatives if other.form))
+    return replace(main, alternatives=alternatives, costs=costs_of(main), reasons=reasons)
 
 
 def _why_other(plan: KernelPlan) -> str:
-    """When a call takes this source instead of the first of its pass."""
+    """Describe a source that a call may take instead of the first of its pass."""
     how = plan.schedule.reason
     if plan.boxes:
         how = f"boxes of a grid, {grid_boxes.box_note(plan.boxes)}"
     which = "backward: " if plan.direction is Direction.backward else ""
-    return f"{which}or {how}: {device_documents.WHEN if plan.documents else WHEN}"
+    return f"{which}or {how}: {device_documents.WHEN if plan.documents else when(plan)}"

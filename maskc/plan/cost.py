@@ -9,7 +9,7 @@ import numpy as np
 
 from maskc.core import coefficients
 from maskc.core.boxes import Boxes, axis_relations
-from maskc.core.bundle import ONCE, Mode
+from maskc.core.bundle import EXCLUSIVE_DQ, Mode
 from maskc.core.coefficients import source_name, step_size
 from maskc.core.cost import Cost, Tally
 from maskc.core.forms import SMALL
@@ -26,17 +26,19 @@ from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
 
-WHEN = (
-    "taken by a call when the tiles of its lengths are predicted to take fewer cycles; where data "
-    "decide, the tiles of typical data"
-)
+
+def when(plan: KernelPlan) -> str:
+    """Say when a call takes this plan instead of the first of its pass."""
+    reads = any(mask.ir.data or mask.ir.selections for mask in plan.masks)
+    by = "at a call's lengths, with typical data" if reads else "at a call's lengths"
+    return f"used if predicted to be faster {by}"
 
 
 def launch_share(plan: KernelPlan) -> float:
     """Return the launch overhead of a plan's source, relative to that of most sources."""
     forms = coefficients.measured(plan.target.name)
-    own = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
-    return 1.0 if own is None else own / forms["card"]["launch_us"]
+    launch_us = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
+    return 1.0 if launch_us is None else launch_us / forms["card"]["launch_us"]
 
 
 def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
@@ -73,7 +75,7 @@ def title(plan: KernelPlan) -> str:
 
 def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
     """The plans of the same pass in smaller tiles."""
-    return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
+    return (e for e in plan.alternatives if e.form == SMALL and e.direction is plan.direction)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Candidate:
 
     @property
     def only_once(self) -> bool:
-        return [name for name, _ in self.modes] == [ONCE]
+        return [name for name, _ in self.modes] == [EXCLUSIVE_DQ]
 
 
 def candidates(
@@ -108,12 +110,12 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The sources that may run a pass at these lengths, the one with the largest tiles first."""
     plans = [
-        each for each in (plan, *plan.also)
-        if each.target == plan.target and each.direction is direction
+        candidate for candidate in (plan, *plan.alternatives)
+        if candidate.target == plan.target and candidate.direction is direction
     ]  # fmt: skip
     others = (
-        each for each in plans[1:]
-        if each.form and (each.boxes is None or each.boxes.hold(n_q, n_kv))
+        candidate for candidate in plans[1:]
+        if candidate.form and (candidate.boxes is None or candidate.boxes.hold(n_q, n_kv))
     )  # fmt: skip
     return tuple(map(Candidate, (*plans[:1], *others)))
 
@@ -136,20 +138,20 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
     defaults; 0 where none does, None where there is no such choice."""
     small = tuple(smaller(plan))
     ir = plan.masks[0].ir
-    beside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
-    if beside is None:
+    alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
+    if alongside is None:
         return None
 
     def cycles(candidate: Candidate, longest: int) -> float:
-        tally = of_documents(candidate.tile, beside, ir.params, longest, plan.direction)
+        tally = of_documents(candidate.tile, alongside, ir.params, longest, plan.direction)
         return least(programs_at(candidate, tally, None, SAMPLE, SAMPLE)).cycles
 
     large, others = Candidate(plan), tuple(map(Candidate, small))
-    found = (
-        each for each in reversed(promises(LONGEST))
-        if min(cycles(other, each) for other in others) < cycles(large, each)
+    fitting = (
+        promise for promise in reversed(promises(LONGEST))
+        if min(cycles(other, promise) for other in others) < cycles(large, promise)
     )  # fmt: skip
-    return next(found, 0)
+    return next(fitting, 0)
 
 
 def choice(
@@ -170,8 +172,8 @@ def choice(
     if len(sources) < 2 or any(mask.ir.data for mask in plan.masks):
         return None
     programs = []
-    for each in sources:
-        layouts = [layout_at(each.plan, mask, n_q, n_kv) for mask in each.plan.masks]
+    for source in sources:
+        layouts = [layout_at(source.plan, mask, n_q, n_kv) for mask in source.plan.masks]
         tally = tally_of(layouts, direction)
-        programs += programs_at(each, tally, adders_of(layouts), n_q, n_kv)
+        programs += programs_at(source, tally, adders_of(layouts), n_q, n_kv)
     return least(programs), programs

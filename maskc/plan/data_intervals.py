@@ -51,8 +51,8 @@ class DataIntervals:
     @property
     def columns(self) -> tuple[Expr, ...]:
         """The distinct conditions on columns, without those that always hold."""
-        found = dict.fromkeys(each.column for each in self.intervals)
-        return tuple(each for each in found if each != E.ALWAYS)
+        columns = dict.fromkeys(interval.column for interval in self.intervals)
+        return tuple(column for column in columns if column != E.ALWAYS)
 
 
 def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
@@ -68,9 +68,9 @@ def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
     if terms is None:
         return None
     alike: dict[Expr, None] = {}
-    found = [_of_term(term, along, alike) for term in terms if term != E.NEVER]
-    intervals = tuple(each for each in found if each is not None)
-    if not found or len(intervals) < len(found):
+    of_terms = [_of_term(term, along, alike) for term in terms if term != E.NEVER]
+    intervals = tuple(of_term for of_term in of_terms if of_term is not None)
+    if not of_terms or len(intervals) < len(of_terms):
         return None
     return DataIntervals(intervals, tuple(alike))
 
@@ -123,19 +123,19 @@ def _without_loads(expr: Expr) -> Expr:
 def _of_run(part: Expr, row: str, column: str) -> list[Expr] | None:
     """Return the formulas that must be constant in a run so that the elements in a formula are;
     None if unknown."""
-    found: list[Expr] = []
+    factors: list[Expr] = []
     for load in _loads(part):
         names = E.symbols(load)
         if column not in names:
             continue
         if row not in names:
-            found.append(load)
+            factors.append(load)
             continue
-        own = [index for index in load.index if column in E.symbols(index)]
-        if any(row in E.symbols(index) for index in own):
+        own_indices = [index for index in load.index if column in E.symbols(index)]
+        if any(row in E.symbols(index) for index in own_indices):
             return None
-        found += own
-    return found
+        factors += own_indices
+    return factors
 
 
 def _solved(parts: list[Expr], along: int) -> TileRange | None:

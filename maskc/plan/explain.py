@@ -72,9 +72,9 @@ def _score_lines(formula: Formula) -> Iterator[str]:
     """The score formula, where it was written, and its derivative."""
     place = "" if formula.loc is None else f"  (line {formula.loc.line})"
     yield from wrapped("score", f"{to_score_text(formula.logit)}{place}")
-    found = slope(formula.logit)
-    text = to_score_text(found.results[0])
-    shared = ", ".join(f"x{n} = {to_score_text(x)}" for n, x in enumerate(found.shared))
+    slope_of_score = slope(formula.logit)
+    text = to_score_text(slope_of_score.results[0])
+    shared = ", ".join(f"x{n} = {to_score_text(x)}" for n, x in enumerate(slope_of_score.shared))
     yield from wrapped("slope", f"{text}, with {shared}" if shared else text)
 
 
@@ -132,8 +132,8 @@ _LONGEST_PART = 200
 def _part_lines(plan: KernelPlan) -> Iterator[str]:
     """Nothing for a mask that only runs whole."""
     for part in plan.parts:
-        own, mask = part.plan, part.plan.masks[0]
-        lists = "closed-form tile ranges" if own.use_ranges else "tile lists in memory"
+        part_plan, mask = part.plan, part.plan.masks[0]
+        lists = "closed-form tile ranges" if part_plan.use_ranges else "tile lists in memory"
         where = f"residue classes modulo {part.stride}" if part.stride > 1 else "tokens as they are"
         if part.keys is not None:
             where = f"keys {part.keys}, {part.keys + part.stride}, ... as k = 0, 1, ..."
@@ -144,9 +144,9 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         if len(text) > _LONGEST_PART:
             kinds = Counter(str(piece.kind) for piece in pieces_of(mask.ir))
             text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
-        yield from wrapped("part", f"{where}: {text}; {title(own)}, {lists}")
+        yield from wrapped("part", f"{where}: {text}; {title(part_plan)}, {lists}")
     if plan.parts:
-        when = "taken by a call where their tiles take less time than the whole mask's"
+        when = "used if their tiles take less time than those of the whole mask"
         if strides := [str(part.stride) for part in plan.parts if part.aligned]:
             verb = "divide" if len(strides) > 1 else "divides"
             when += f"; only where {' and '.join(strides)} {verb} n_kv - n_q"
@@ -183,18 +183,18 @@ def _formula_lines(form: ClosedForm, plan: KernelPlan) -> Iterator[str]:
 def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     for index in range(len(plan.masks)):
         head = plan.of_head.index(index) if plan.of_head else 0
-        found = costs(plan, n_q, n_kv, head)
-        if found is None:
+        price = costs(plan, n_q, n_kv, head)
+        if price is None:
             yield "cost     depends on data given at call time"
             continue
         yield (
-            f"cost     {n_q} x {n_kv}: {found.live} live pairs ({found.live_share:.2%}), "
-            f"{found.full} full and {found.partial} partial of "
-            f"{found.full + found.partial + found.empty} tiles"
+            f"cost     {n_q} x {n_kv}: {price.live} live pairs ({price.live_share:.2%}), "
+            f"{price.full} full and {price.partial} partial of "
+            f"{price.full + price.partial + price.empty} tiles"
         )
         yield (
-            f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
-            f"tiles run {found.waste:.2f} x the live pairs"
+            f"         {price.flops / 1e9:.3g} GFLOP, {price.bytes / 1e6:.3g} MB per head; "
+            f"tiles run {price.waste:.2f} x the live pairs"
         )
     yield from choice_lines(plan, n_q, n_kv)
     yield from time_lines(plan, n_q, n_kv)
@@ -218,7 +218,7 @@ def _program_lines(
     """Yield every way a call could run: predicted cycles of one head, or why it cannot."""
     which = "backward, " if direction is Direction.backward else ""
     yield f"choice   {which}{n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
-    for program in sorted(programs, key=lambda each: (bool(each.obstacle), each.cycles)):
+    for program in sorted(programs, key=lambda program: (bool(program.obstacle), program.cycles)):
         what = f"not: {program.obstacle}" if program.obstacle else f"{program.cycles:,.0f}"
         yield f"         {program.name:<28} {what}"
 
@@ -233,8 +233,8 @@ def _parts_choice(
         return wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
     parts, whole = times
     taken = "in parts" if parts < whole else "whole"
-    each = f"{parts:,.0f} in parts, {whole:,.0f} whole"
-    return wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {each}")
+    counts = f"{parts:,.0f} in parts, {whole:,.0f} whole"
+    return wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {counts}")
 
 
 def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
@@ -253,11 +253,11 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
 
 def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
     """The times as text."""
-    heads, found = plan.problem.n_heads or HEADS, predicted(plan, n_q, n_kv)
+    heads, by_pass = plan.problem.n_heads or HEADS, predicted(plan, n_q, n_kv)
     card = card_of(plan.target.name)
-    if card is None or not found:
+    if card is None or not by_pass:
         return []
-    times = ", ".join(f"{ms:.3g} ms {name}" for name, ms in found.items())
+    times = ", ".join(f"{ms:.3g} ms {name}" for name, ms in by_pass.items())
     text = f"{n_q} x {n_kv}, {heads} heads, predicted for an {card.name}: {times}"
     return wrapped("time", text)
 

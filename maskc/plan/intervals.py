@@ -69,9 +69,9 @@ def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
     if len(ir.selections) != 1 or ir.selections[0].table[1] % CELL:
         return None
     source = chosen(ir.selections[0])
-    for made, found in lifted.sources:
-        if found in (source, E.negate(source)):
-            return made if found == source else E.negate(made)
+    for made, original in lifted.sources:
+        if original in (source, E.negate(source)):
+            return made if original == source else E.negate(made)
     return None
 
 
@@ -79,7 +79,7 @@ def _of_chosen(
     terms: Iterable[Expr], atom: Expr, args: tuple[Expr, ...]
 ) -> tuple[Interval, ...] | None:
     """The intervals where a term may ask for pairs that were chosen, or were not."""
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     for term in terms:
         if term == E.NEVER:
             continue
@@ -88,8 +88,8 @@ def _of_chosen(
         interval = None if _has_gaps(static, args) else _interval(static, wanted)
         if interval is None:
             return None
-        found.append(interval)
-    return tuple(found)
+        intervals.append(interval)
+    return tuple(intervals)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -125,8 +125,8 @@ def _without_floors(term: Expr, token: str) -> Expr:
         rest = E.scale(floor.den, E.sub(node.lhs, E.scale(sign, floor)))
         if token in E.symbols(rest):
             return None
-        own = E.scale(sign, floor.num)
-        return E.ge(E.add(rest, own, *([] if sign > 0 else [E.const(floor.den - 1)])), E.ZERO)
+        scaled = E.scale(sign, floor.num)
+        return E.ge(E.add(rest, scaled, *([] if sign > 0 else [E.const(floor.den - 1)])), E.ZERO)
 
     return E.transform(term, spread)
 
@@ -159,7 +159,7 @@ def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
     bits."""
     if E.arrays(keep):
         return None
-    shape_of = {found: made for made, found in lifted.sources}
+    shape_of = {source: made for made, source in lifted.sources}
     rest = parts_by_distance(keep)[1]
     if len(rest) > MOST:
         return None
@@ -167,19 +167,19 @@ def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
 
 
 def _of_all(terms: Iterable[Expr], args: tuple[Expr, ...]) -> tuple[Interval, ...] | None:
-    found = []
+    intervals = []
     for term in terms:
         if _has_gaps(term, args):
             return None
         ranges = row_ranges(term, _PAIR)
         if ranges is not None:
-            found.append(Interval(ranges[0].live, ranges[1].live))
+            intervals.append(Interval(ranges[0].live, ranges[1].live))
             continue
         interval = _interval(term)
         if interval is None:
             return None
-        found.append(replace(interval, behind_floors=True))
-    return tuple(found)
+        intervals.append(replace(interval, behind_floors=True))
+    return tuple(intervals)
 
 
 def _interval(term: Expr, wanted: bool | None = None) -> Interval | None:

@@ -1,7 +1,7 @@
 """A plan as the loop nest of a call, in a few lines for people.
 
-Everything is said at given lengths, where closed forms are short: rows in which a loop is empty do
-not show, and a bound that is a straight line over the rows is written as one.
+The text is about given lengths, at which closed forms are short. Rows in which a loop is empty are
+left out, and a bound that is linear over the rows is written as a linear formula.
 """
 
 from __future__ import annotations
@@ -91,21 +91,23 @@ def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None
     if direction is plan.direction or family_of(plan.target).one_source:
         first: KernelPlan | None = plan
     else:
-        own = (e for e in plan.also if e.direction is direction and e.target == plan.target)
-        first = next(own, None)
+        others = (
+            e for e in plan.alternatives if e.direction is direction and e.target == plan.target
+        )
+        first = next(others, None)
     if first is None or at.params or not at.n_q or not at.n_kv:
         return first
-    found = choice(replace(first, also=plan.also), at.n_q, at.n_kv)
-    return first if found is None else found[0].unit.plan
+    best = choice(replace(first, alternatives=plan.alternatives), at.n_q, at.n_kv)
+    return first if best is None else best[0].unit.plan
 
 
 def _in_parts(plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
     for number, part in enumerate(plan.parts, start=1):
-        where, own = _of_part(part, at)
-        taken = _taken(part.plan, own, direction)
+        where, part_of = _of_part(part, at)
+        taken = _taken(part.plan, part_of, direction)
         if taken is not None:
             yield f"# part {number} of {len(plan.parts)}: {where}"
-            yield from _nest(part.plan, taken, own, direction)
+            yield from _nest(part.plan, taken, part_of, direction)
     if len(plan.parts) > 1 and direction is Direction.forward:
         yield "out, lse = those of the parts, joined as softmax joins tiles"
     elif len(plan.parts) > 1:
@@ -121,7 +123,7 @@ def _of_part(part: PlannedPart, at: _At) -> tuple[str, _At]:
         count = _listed(part.listed, at)
         lengths = (count, at.n_kv) if part.listed.side == "q" else (at.n_q, count)
         return where, _At(*lengths, params)
-    first = next(each for each in views(part.stride, part.keys, at.n_q, at.n_kv) if each.n_kv)
+    first = next(view for view in views(part.stride, part.keys, at.n_q, at.n_kv) if view.n_kv)
     if part.keys is not None:
         where = f"all queries, keys {part.keys}, {part.keys + part.stride}, ... as k = 0, 1, ..."
     elif part.stride > 1:
@@ -134,8 +136,8 @@ def _of_part(part: PlannedPart, at: _At) -> tuple[str, _At]:
 def _listed(listed: Listed, at: _At) -> int:
     """Return the number of listed tokens; predicted parts read no data."""
     size = at.n_q if listed.side == "q" else at.n_kv
-    found = evaluate(at.fixed(listed.among), {listed.side: np.arange(size)})
-    return int(np.broadcast_to(found, size).sum())
+    is_listed = evaluate(at.fixed(listed.among), {listed.side: np.arange(size)})
+    return int(np.broadcast_to(is_listed, size).sum())
 
 
 # ------------------------------------------------------------------ nests
@@ -167,8 +169,8 @@ def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> 
     for index, mask in enumerate(plan.masks):
         head = ""
         if len(plan.masks) > 1:
-            own = [str(h) for h, which in enumerate(plan.of_head) if which == index]
-            head = f" on head{'s' * (len(own) > 1)} {', '.join(own)}"
+            heads = [str(h) for h, which in enumerate(plan.of_head) if which == index]
+            head = f" on head{'s' * (len(heads) > 1)} {', '.join(heads)}"
         for line in _tiles(main, plan, mask, at, direction, head):
             yield f"    {line}"
         keep = mask.ir.keep
@@ -176,10 +178,10 @@ def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> 
         positions |= moved
         chosen = " and s[q, k] reaches least[q]" if main.thresholds else ""
         yield f"    mask(q, k){head} = {text}{chosen}"
-        if mask.spared not in (None, E.NEVER) and main.thresholds:
-            spared, moved = _text(_restored(mask.spared, mask.lifted.args))
+        if mask.always_kept not in (None, E.NEVER) and main.thresholds:
+            always_kept, moved = _text(_restored(mask.always_kept, mask.lifted.args))
             positions |= moved
-            yield f"        or whatever is chosen {spared}"
+            yield f"        or whatever is chosen {always_kept}"
     if positions:
         yield f"    {_POSITION}"
     if plan.distances:
@@ -237,7 +239,7 @@ def _gathered(lists: Gathering, plan: KernelPlan, at: _At, direction: Direction)
     """The loops over keys that are chosen one by one and gathered."""
     chosen, lengths = lists.selection, f"{at.n_q} x {at.n_kv}"
     keep = _restored(lists.allowed.lifted.shape, lists.constants)
-    rest = _restored(lists.beside.lifted.shape, lists.constants)
+    rest = _restored(lists.alongside.lifted.shape, lists.constants)
     among, positions = _text(keep)
     yield f"# {direction.value} pass, {lengths}, on {plan.target.name}; {plan.tile.k} gathered keys"
     yield _said("for each sequence b, query q:", "in parallel, some rows at a time")
@@ -284,8 +286,8 @@ def _tiles(
     name = f"tiles(ti){head}"
     loops: list[tuple[str, str]] = []
     if plan.use_ranges and mask.ranges is not None and plan.boxes is None:
-        own = mask.ranges[0 if forward else 1]
-        for kind, one in (("live", own.live), ("full", own.full)):
+        ranges = mask.ranges[0 if forward else 1]
+        for kind, one in (("live", ranges.live), ("full", ranges.full)):
             guard, first, end = (
                 _restored(x, mask.lifted.args) for x in (one.guard, one.first, one.last)
             )
@@ -326,10 +328,10 @@ def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -
         return f"a list in memory from {what}, made on the {who}"
     if not at.n_q or not at.n_kv:
         return "a list in memory of no tile"
-    found = layout_at(plan, mask, at.n_q, at.n_kv, at.params)
-    full, longest = int((found.kind == FULL).sum()), int(np.diff(found.row_ptr).max(initial=0))
+    lists = layout_at(plan, mask, at.n_q, at.n_kv, at.params)
+    full, longest = int((lists.kind == FULL).sum()), int(np.diff(lists.row_ptr).max(initial=0))
     return (
-        f"a list in memory of {full} full and {found.nnz - full} partial tiles, made by exact "
+        f"a list in memory of {full} full and {lists.nnz - full} partial tiles, made by exact "
         f"numbers; at most {longest} a row"
     )
 
@@ -344,7 +346,8 @@ def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row:
     outer, inner = ("ti", "tj") if by_row else ("tj", "ti")
     line = np.arange(at.rows(plan) if by_row else at.columns(plan))
     held, low, high = (
-        np.broadcast_to(evaluate(each, {outer: line}), line.shape) for each in (guard, first, last)
+        np.broadcast_to(evaluate(bound, {outer: line}), line.shape)
+        for bound in (guard, first, last)
     )
     some = held & (low <= high)
     if not some.any():
@@ -373,12 +376,12 @@ class _Bound(NamedTuple):
         name: str, line: np.ndarray, some: np.ndarray, values: np.ndarray, formula: Expr
     ) -> _Bound:
         """A number or a straight line where the bound is one on the rows that count."""
-        rows, own = line[some], values[some]
-        slope, rest = divmod(int(own[-1] - own[0]), max(1, int(rows[-1] - rows[0])))
-        drawn = own[0] + slope * (line - rows[0])
-        if rest or not np.array_equal(own, drawn[some]):
+        rows, bounds = line[some], values[some]
+        slope, rest = divmod(int(bounds[-1] - bounds[0]), max(1, int(rows[-1] - rows[0])))
+        drawn = bounds[0] + slope * (line - rows[0])
+        if rest or not np.array_equal(bounds, drawn[some]):
             return _Bound(to_people(formula), values)
-        offset = E.const(int(own[0] - slope * rows[0]))
+        offset = E.const(int(bounds[0] - slope * rows[0]))
         return _Bound(to_people(E.add(E.scale(slope, E.Sym(name)), offset)), drawn)
 
 
@@ -390,11 +393,11 @@ def _text(keep: Expr) -> tuple[str, bool]:
     def by_position(node: Expr) -> Expr | None:
         if not isinstance(node, (E.Cmp, E.Member)) or not E.symbols(node) & {"n_q", "n_kv"}:
             return None
-        found = E.substitute(node, moved)
-        return None if E.symbols(found) & {"n_q", "n_kv"} else found
+        placed = E.substitute(node, moved)
+        return None if E.symbols(placed) & {"n_q", "n_kv"} else placed
 
-    found = E.transform(keep, by_position)
-    return to_people(found), "p" in E.symbols(found)
+    text = E.transform(keep, by_position)
+    return to_people(text), "p" in E.symbols(text)
 
 
 def _page(line: str) -> str:

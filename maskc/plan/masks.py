@@ -25,14 +25,14 @@ FEW, MANY = 3, 1 << 16
 def masks_for(heads: HeadGroups, tile: TileShape) -> tuple[PlannedMask, ...]:
     """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
     that are alike."""
-    found: list[PlannedMask] = []
+    planned: list[PlannedMask] = []
     hopeless: set[tuple[str, ...]] = set()
     for ir, facts in zip(heads.masks, heads.facts, strict=True):
         kind = difficulty(ir.keep)
-        found.append(mask_for(ir, facts, tile, kind not in hopeless))
-        if found[-1].recipe.loops is None:
+        planned.append(mask_for(ir, facts, tile, kind not in hopeless))
+        if planned[-1].recipe.loops is None:
             hopeless.add(kind)
-    return tuple(found)
+    return tuple(planned)
 
 
 def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True) -> PlannedMask:
@@ -51,14 +51,14 @@ def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True)
 def without_chosen(mask: PlannedMask) -> PlannedMask:
     """Return the mask without intervals of selected pairs: kernels support them for a single
     formula only."""
-    told = any(each.chosen is not None for each in mask.intervals or ())
+    told = any(interval.chosen is not None for interval in mask.intervals or ())
     return replace(mask, intervals=None) if told else mask
 
 
 def without_floors(mask: PlannedMask) -> PlannedMask:
     """The mask for a backward pass on Hopper, where intervals behind floors take longer than pairs:
     block diffusion, 8k tokens, 1.88 ms instead of 1.69 on an H100."""
-    behind = any(each.behind_floors for each in mask.intervals or ())
+    behind = any(interval.behind_floors for interval in mask.intervals or ())
     return replace(mask, intervals=None) if behind else mask
 
 
@@ -67,10 +67,12 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
     cheaper, or where some mask is more than such bits and a few intervals."""
     if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None
-    beside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
-    if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
+    alongside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
+    if None in alongside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
         return None
-    return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
+    return tuple(
+        replace(mask, intervals=covered) for mask, covered in zip(masks, alongside, strict=True)
+    )
 
 
 def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
     if any(mask.ir.selections for mask in masks):
-        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
+        return "tile lists in memory (CSR), built at every call: the selection decides what is live"
     if any(mask.ir.data for mask in masks):
         return "tile lists in memory (CSR): which tiles live depends on data given at call time"
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
@@ -107,15 +109,15 @@ def why_partial(
     if distances:
         most = max(len(mask.intervals or ()) for mask in masks)
         more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
-        return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
+        return f"partial tiles: bits from a table over k - q{more}, no test per pair"
     if any(mask.intervals is None for mask in masks):
-        alike = f", one for {run} keys" if run > 1 else ""
-        return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
+        alike = f"each run of {run} keys" if run > 1 else "each pair"
+        return f"partial tiles: test {alike}, because a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
-    told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
+    told = any(interval.chosen is not None for mask in masks for interval in mask.intervals or ())
     more = " and of the chosen blocks" if told else ""
     several = f"{most} interval{'s' * (most != 1)} per row"
-    return f"partial tiles: bits of {several}{more}, no pair is tested"
+    return f"partial tiles: bits of {several}{more}, no test per pair"
 
 
 def _why_data(data: DataIntervals) -> str:
@@ -124,19 +126,19 @@ def _why_data(data: DataIntervals) -> str:
     if data.columns:
         said += ", and of data by column"
     if not data.alike:
-        return f"{said}; no pair is tested"
-    return f"{said}, run by run where these are alike; pairs are tested where runs are many"
+        return f"{said}; no test per pair"
+    return f"{said}, once for each run of equal data; a test per pair if there are many runs"
 
 
 def why_layout(mask: PlannedMask) -> str:
     """Explain how live tiles are found."""
     recipe = mask.recipe
     if mask.ir.selections:
-        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
+        return "layout by counts of chosen pairs: undecided tiles count as partial"
     if recipe.loops is None:
         why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
         return f"layout by exact numbers, because {why}"
     forms = f"layout from {len(recipe.loops)} closed-form loops"
     notes = [f"{name} = {value}" for name, value in recipe.fixed]
     notes += ["n_q = n_kv"] if recipe.square else []
-    return forms + (f" where {', '.join(notes)}, else by exact numbers" if notes else "")
+    return forms + (f" if {', '.join(notes)}, else by exact numbers" if notes else "")

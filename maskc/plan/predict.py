@@ -51,8 +51,8 @@ def milliseconds(
     times = part_times(plan, n_q, n_kv)
     in_parts = times is not None and times[0] < times[1]
     asked = (plan, direction, n_q, n_kv, owners)
-    found = _in_parts(*asked) if in_parts else _whole(*asked, tiles)
-    return None if found is None else card.milliseconds(*found)
+    time = _in_parts(*asked) if in_parts else _whole(*asked, tiles)
+    return None if time is None else card.milliseconds(*time)
 
 
 def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | None:
@@ -95,14 +95,14 @@ def _in_parts(
             launches += 1  # which moves rows
         else:
             every = views(part.stride, part.keys, n_q, n_kv)
-            runs += ((each.n_q, each.n_kv, owners * each.count) for each in every)
+            runs += ((view.n_q, view.n_kv, owners * view.count) for view in every)
             tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})
         for queries, keys, shares in runs:
             if queries and keys:
-                found = _whole(part.plan, direction, queries, keys, shares, tiles)
-                if found is None:
+                time = _whole(part.plan, direction, queries, keys, shares, tiles)
+                if time is None:
                     return None
-                cycles, launches = cycles + found[0], launches + found[1]
+                cycles, launches = cycles + time[0], launches + time[1]
     return cycles, launches
 
 
@@ -117,23 +117,25 @@ def _whole(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
     """The cost of the source that takes fewest cycles, in the mode that it then runs in."""
-    found = []
+    cycles = []
     for candidate in candidates(plan, direction, n_q, n_kv):
-        each = candidate.plan
-        layouts = [tiles(each, mask, n_q, n_kv) for mask in each.masks]
+        candidate_plan = candidate.plan
+        layouts = [tiles(candidate_plan, mask, n_q, n_kv) for mask in candidate_plan.masks]
         tallies = [tally_of([layout], direction) for layout in layouts]
         rest = (adders_of(layouts), n_q, n_kv)
-        own = [least(programs_at(candidate, tally, *rest)) for tally in tallies]
-        if not candidate.costs or any(one.obstacle for one in own):
+        least_cycles = [least(programs_at(candidate, tally, *rest)) for tally in tallies]
+        if not candidate.costs or any(one.obstacle for one in least_cycles):
             continue
         costs = {cost.mode: cost for cost in candidate.costs}
         total = sum(
             heads * costs.get(program.mode, _default(costs)).cycles(tally)
-            for heads, program, tally in zip(_heads(each, owners), own, tallies, strict=True)
+            for heads, program, tally in zip(
+                _heads(candidate_plan, owners), least_cycles, tallies, strict=True
+            )
         )
-        launches = launches_of(dict(each.schedule.modes)[own[0].mode])
-        found.append((total, launch_share(each) * launches))
-    return min(found) if found else None
+        launches = launches_of(dict(candidate_plan.schedule.modes)[least_cycles[0].mode])
+        cycles.append((total, launch_share(candidate_plan) * launches))
+    return min(cycles) if cycles else None
 
 
 def _default(costs: Mapping[str, Cost]) -> Cost:

@@ -48,14 +48,14 @@ NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
     """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
-    found = _ranges(shape, tile, (0, 1))
-    return None if found is None else (found[0], found[1])
+    ranges = _ranges(shape, tile, (0, 1))
+    return None if ranges is None else (ranges[0], ranges[1])
 
 
 def one_range(shape: Expr, tile: TileShape, along: int) -> RowRange | None:
     """The range per tile row (0) or per tile column (1) alone."""
-    found = _ranges(shape, tile, (along,))
-    return None if found is None else found[0]
+    ranges = _ranges(shape, tile, (along,))
+    return None if ranges is None else ranges[0]
 
 
 @lru_cache(maxsize=1 << 10)

@@ -110,13 +110,13 @@ def _check_floors(tiles: isl.Set, scanned: int) -> None:
 def _floors_of(part: isl.BasicSet, dim: int) -> int:
     """Return the number of floors of a conjunction that depend on one of its dimensions."""
     space = part.get_local_space()
-    found: set[int] = set()
+    floors: set[int] = set()
     for index in range(space.dim(isl.dim_type.div)):
         floor = space.get_div(index)
-        inner = any(floor.involves_dims(isl.dim_type.div, other, 1) for other in found)
+        inner = any(floor.involves_dims(isl.dim_type.div, other, 1) for other in floors)
         if floor.is_nan() or inner or floor.involves_dims(isl.dim_type.in_, dim, 1):
-            found.add(index)
-    return len(found)
+            floors.add(index)
+    return len(floors)
 
 
 _OPERATIONS = 320_000
@@ -182,13 +182,13 @@ def _is_huge(loop: TileLoop) -> bool:
 def difficulty(keep: Expr) -> tuple[str, ...]:
     """Return the features that make closed forms of a mask hard to find, independent of its
     constants; heads that differ in a phase have equal ones."""
-    found = []
+    reasons = []
     for node in E.walk(keep):
         if isinstance(node, (E.FloorDiv, E.Mod)):
-            found.append(f"{type(node).__name__} {node.den}")
+            reasons.append(f"{type(node).__name__} {node.den}")
         elif isinstance(node, (E.All, E.Any, E.Cmp, E.Member)):
-            found.append(type(node).__name__)
-    return tuple(sorted(found))
+            reasons.append(type(node).__name__)
+    return tuple(sorted(reasons))
 
 
 def _loops(

@@ -20,8 +20,8 @@ def run_length(keep: Expr, symbol: Sym) -> int:
     """
     if isinstance(keep, E.FloorDiv) and keep.num == symbol:
         return gcd(MOST, keep.den)
-    if isinstance(keep, E.Cmp) and (found := _threshold(keep, symbol)):
-        return found
+    if isinstance(keep, E.Cmp) and (threshold := _threshold(keep, symbol)):
+        return threshold
     if keep == symbol:
         return 1
     return gcd(MOST, *(run_length(part, symbol) for part in keep.parts))
@@ -33,8 +33,8 @@ def _threshold(node: E.Cmp, symbol: Sym) -> int:
     lhs = node.lhs
     if node.op != ">=" or not isinstance(lhs, E.Sum):
         return 0
-    own = [factor for factor, term in lhs.terms if term == symbol]
+    factors = [factor for factor, term in lhs.terms if term == symbol]
     others = [(factor, term) for factor, term in lhs.terms if term != symbol]
-    if own not in ([1], [-1]) or any(symbol.name in E.symbols(term) for _, term in others):
+    if factors not in ([1], [-1]) or any(symbol.name in E.symbols(term) for _, term in others):
         return 0
-    return gcd(MOST, lhs.const + (own == [-1]), *(factor for factor, _ in others))
+    return gcd(MOST, lhs.const + (factors == [-1]), *(factor for factor, _ in others))

@@ -71,9 +71,9 @@ class Schedule:
         `shift_bytes` more, with as many blocks on a multiprocessor."""
         launches = (launch for _, mode in self.modes for launch in mode.launches)
         used = [
-            each.shared_bytes
-            for each in launches
-            if each.entry in _MAIN and each.feature is not Feature.entmax
+            launch.shared_bytes
+            for launch in launches
+            if launch.entry in _MAIN and launch.feature is not Feature.entmax
         ]
         most = target.shared_bytes_of(self.min_blocks)
         return max(used, default=self.shared_bytes) + self.shift_bytes <= most
@@ -91,10 +91,10 @@ class PlannedMask:
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask row by row and column by column, except for its documents
     if tiles begin with them; None: there are not so few."""
-    spared: Expr | None = None
+    always_kept: Expr | None = None
     """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
     of the others it keeps."""
-    spared_intervals: tuple[Interval, ...] | None = None
+    always_kept_intervals: tuple[Interval, ...] | None = None
     """The intervals of these pairs, like `intervals`."""
     axes: tuple[Expr, ...] = ()
     """The mask as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
@@ -103,7 +103,9 @@ class PlannedMask:
 
 def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
     """All run-time selections, each after those that it reads."""
-    return tuple({each.name: each for mask in masks for each in mask.ir.selections}.values())
+    return tuple(
+        {selection.name: selection for mask in masks for selection in mask.ir.selections}.values()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class KernelPlan:
     query chooses."""
     chooser: KernelPlan | None = None
     """Plan of the source that finds thresholds."""
-    also: tuple[KernelPlan, ...] = ()
+    alternatives: tuple[KernelPlan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""
 
@@ -210,12 +212,12 @@ class Gathering:
     """The candidates of the selection."""
     chosen: Formula
     """The pairs that the mask keeps among selected ones."""
-    beside: Formula
+    alongside: Formula
     """The pairs that the mask keeps among the others."""
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
-        return self.allowed, self.chosen, self.beside
+        return self.allowed, self.chosen, self.alongside
 
     @property
     def constants(self) -> tuple[Expr, ...]:
@@ -225,7 +227,7 @@ class Gathering:
     def recipe(self) -> Gather:
         """Return the part that the runtime needs."""
         values: dict[Expr, Expr] = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
-        spans = (each.keys for each in self.beside.spans or ())
+        spans = (span.keys for span in self.alongside.spans or ())
         return Gather(self.constants, tuple(
             Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
             for span in spans

@@ -24,8 +24,8 @@ from maskc.core.expr_text import to_people
 from maskc.dsl.combinators import prefix
 from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
+from maskc.dsl.parameters import param
 from maskc.dsl.slots import emptied
-from maskc.dsl.traced import param
 from maskc.ir.heads import heads_of
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.sets import OPERATIONS, TooHard

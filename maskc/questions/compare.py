@@ -442,7 +442,7 @@ def _difference(
     sides: Sequence[tuple[MaskAtLengths, MaskIR, Mapping[str, np.ndarray]]], one_way: bool
 ) -> tuple[Expr, dict[str, np.ndarray]]:
     """The pairs that one mask keeps and the other does not, over lengths and arrays alone."""
-    (first, one, own), (second, other, others) = sides
+    (first, one, arrays), (second, other, others) = sides
     right, _ = _apart(one, other)
     names = {
         old.array: new.array for old, new in zip(_loads(other.keep), _loads(right), strict=True)
@@ -451,7 +451,7 @@ def _difference(
         E.with_values(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
     )
     keep = E.conj(left, E.negate(right)) if one_way else E.xor(left, right)
-    return keep, {**own, **{names.get(name, name): array for name, array in others.items()}}
+    return keep, {**arrays, **{names.get(name, name): array for name, array in others.items()}}
 
 
 def _loads(keep: Expr) -> list[E.Load]:

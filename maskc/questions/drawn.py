@@ -14,23 +14,23 @@ from maskc.core.expr import Expr
 from maskc.layout import kept_promise
 
 
-def data_of(found: CandidatePair, decls: Sequence[DataDecl]) -> dict[str, object]:
+def data_of(pair: CandidatePair, decls: Sequence[DataDecl]) -> dict[str, object]:
     """Arrays that have the elements of a candidate, and zeros elsewhere; its parameters."""
     named = [d for d in decls if d.from_caller and d.kind is not DataKind.scoring]
-    arrays = {decl.name: _with_cells(decl, found) for decl in named}
-    return {**found.params, **arrays}
+    arrays = {decl.name: _with_cells(decl, pair) for decl in named}
+    return {**pair.params, **arrays}
 
 
-def _with_cells(decl: DataDecl, found: CandidatePair) -> object:
-    n_q, n_kv = found.n_q, found.n_kv
-    cells = [found.cells.get(name, {}) for name in decl.arrays]
+def _with_cells(decl: DataDecl, pair: CandidatePair) -> object:
+    n_q, n_kv = pair.n_q, pair.n_kv
+    cells = [pair.cells.get(name, {}) for name in decl.arrays]
     match decl.kind:
         case DataKind.documents:
-            return _documents(decl, found)
+            return _documents(decl, pair)
         case DataKind.intervals:
             return tuple(_filled((n_q,), cell) for cell in cells)
         case DataKind.tree:
-            return _tree(decl, found)
+            return _tree(decl, pair)
         case DataKind.positions:
             return _filled((n_q if decl.on_queries else n_kv,), *cells)
         case DataKind.table:
@@ -58,21 +58,21 @@ def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np
     return array
 
 
-def _tokens(decl: DataDecl, found: CandidatePair) -> tuple[int, int, int]:
+def _tokens(decl: DataDecl, pair: CandidatePair) -> tuple[int, int, int]:
     """Return the number of tokens, and the tokens of query 0 and key 0."""
-    count = max(found.n_q, found.n_kv)
-    first = (0, 0) if decl.from_start else (count - found.n_q, count - found.n_kv)
+    count = max(pair.n_q, pair.n_kv)
+    first = (0, 0) if decl.from_start else (count - pair.n_q, count - pair.n_kv)
     return count, *first
 
 
-def _documents(decl: DataDecl, found: CandidatePair) -> object:
+def _documents(decl: DataDecl, pair: CandidatePair) -> object:
     """Ids from 1 on where a query or a key reads them, and 0 elsewhere."""
-    of_q, of_k = (found.cells.get(name, {}) for name in decl.arrays)
+    of_q, of_k = (pair.cells.get(name, {}) for name in decl.arrays)
     number = {value: 1 + i for i, value in enumerate(sorted({*of_q.values(), *of_k.values()}))}
     of_q, of_k = ({at: number[x] for at, x in tokens.items()} for tokens in (of_q, of_k))
-    if found.paired:
-        return _filled((found.n_q,), of_q), _filled((found.n_kv,), of_k)
-    count, *first = _tokens(decl, found)
+    if pair.paired:
+        return _filled((pair.n_q,), of_q), _filled((pair.n_kv,), of_k)
+    count, *first = _tokens(decl, pair)
     moved: list[dict[tuple[int, ...], int]] = [
         {(at + start,): value for (at,), value in tokens.items()}
         for tokens, start in zip((of_q, of_k), first, strict=True)
@@ -80,12 +80,12 @@ def _documents(decl: DataDecl, found: CandidatePair) -> object:
     return _filled((count,), *moved)
 
 
-def _tree(decl: DataDecl, found: CandidatePair) -> Parents:
+def _tree(decl: DataDecl, pair: CandidatePair) -> Parents:
     """A tree of roots, except that the query's token is the child of a key above it."""
-    count, first_q, first_k = _tokens(decl, found)
+    count, first_q, first_k = _tokens(decl, pair)
     parents = np.full(count, -1)
-    tin, tout, of_q = (list(found.cells.get(name, {}).values()) for name in decl.arrays)
-    query, key = found.q + first_q, found.k + first_k
+    tin, tout, of_q = (list(pair.cells.get(name, {}).values()) for name in decl.arrays)
+    query, key = pair.q + first_q, pair.k + first_k
     above = all(low <= entered for low in tin for entered in of_q)
     above &= all(entered < high for high in tout for entered in of_q)
     if above and query != key:

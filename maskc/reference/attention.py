@@ -1,15 +1,15 @@
 """Attention over a set of pairs, and its gradients, row by row in float64.
 
-For query q at position p = q + n_kv - n_q and the keys k it sees, in this order:
+A query q is at position p = q + n_kv - n_q. For the keys k that it sees, in this order:
 
-    s_k = scale * q . k
-    s_k = formula(s_k, q, k, h, b)             with a score formula (see `scores`)
-    s_k = softcap * tanh(s_k / softcap)        with softcap
-    s_k = s_k - slope[h] * |p - k|             with ALiBi
-    lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
-    out = sum exp(s_k - lse) * v_k             each weight times its factor with dropout
+- `s_k = scale * q . k`
+- With a score formula (see `scores`): `s_k = formula(s_k, q, k, h, b)`
+- With softcap: `s_k = softcap * tanh(s_k / softcap)`
+- With ALiBi: `s_k = s_k - slope[h] * |p - k|`
+- `lse = log(exp(sink[h]) + sum exp(s_k))`, the sink only with sink logits
+- `out = sum exp(s_k - lse) * v_k`, with dropout each weight times its factor
 
-or, with alpha above 1, the weights and lse of alpha-entmax (see `entmax`).
+With alpha above 1, weights and lse are those of alpha-entmax (see `entmax`).
 
 A query that sees no key has out 0, lse -inf (the sink's logit with sinks) and gradient 0. Keys and
 values a query does not see never touch it, whatever they hold; nor do, with entmax, values of

@@ -34,9 +34,9 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     product of its means.
 
     Args:
-        tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]; for "indexer" index_q
-            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di] and index_w [batch, index
-            heads, n_q]. index_k may be a pair with factors [batch, n_kv].
+        tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]. For "indexer":
+            index_q [batch, index heads, n_q, Di], index_k [batch, n_kv, Di] and index_w
+            [batch, index heads, n_q]. There index_k may be a pair with factors [batch, n_kv].
 
     Returns:
         float64 [batch, heads, rows, columns]; one head for "indexer".

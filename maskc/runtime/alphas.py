@@ -67,7 +67,7 @@ def runs_of(
             Run(*whole, value, tuple(h for h in range(heads) if values[h] == value))
             for value in dict.fromkeys(values)
         ]
-    group, found, first = heads // max(1, heads_kv), [], 0
+    group, runs, first = heads // max(1, heads_kv), [], 0
     while first < heads:
         last = first + 1
         while last < heads and values[last] == values[first]:
@@ -77,9 +77,9 @@ def runs_of(
         elif last - first > group:
             last -= (last - first) % group
         kv_heads = slice(first // group, (last - 1) // group + 1)
-        found.append(Run(slice(first, last), kv_heads, values[first]))
+        runs.append(Run(slice(first, last), kv_heads, values[first]))
         first = last
-    return found
+    return runs
 
 
 def _apart(bundle: Bundle, data: Mapping[str, Any]) -> bool:
@@ -87,9 +87,9 @@ def _apart(bundle: Bundle, data: Mapping[str, Any]) -> bool:
     alike = (decl.name for decl in bundle.data if decl.kind in _ALIKE and decl.from_caller)
     if any(_gives_heads(data.get(name)) for name in alike):
         return False
-    shared = any(each.share is not Share.head and each.score is not Score.indexer
-                 for each in bundle.selections)  # fmt: skip
-    indexed = all(each.score is Score.indexer for each in bundle.selections)
+    shared = any(selection.share is not Share.head and selection.score is not Score.indexer
+                 for selection in bundle.selections)  # fmt: skip
+    indexed = all(selection.score is Score.indexer for selection in bundle.selections)
     kinds = {decl.kind for decl in bundle.data} - _ALIKE
     if indexed:
         kinds -= {DataKind.scoring}
@@ -110,14 +110,16 @@ def _of_run(call: AttentionCall, run: Run) -> AttentionCall:
     """The heads of a call that run together, with their alpha."""
     q, k, v, options, *_ = call
     slopes = None if options.alibi_slopes is None else options.alibi_slopes[run.heads]
-    own = options._replace(alibi_slopes=slopes, alpha=run.alpha, return_lse=True)
-    return call._replace(q=q[:, run.heads], k=k[:, run.kv_heads], v=v[:, run.kv_heads], options=own)
+    run_options = options._replace(alibi_slopes=slopes, alpha=run.alpha, return_lse=True)
+    return call._replace(
+        q=q[:, run.heads], k=k[:, run.kv_heads], v=v[:, run.kv_heads], options=run_options
+    )
 
 
 def forward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tuple[Any, Any]:
     """(out, lse) of a call, without a graph."""
-    found = [attn.run(_of_run(call, run)) for run in runs]
-    return tuple(_joined(runs, [each[i] for each in found]) for i in range(2))
+    results = [attn.run(_of_run(call, run)) for run in runs]
+    return tuple(_joined(runs, [result[i] for result in results]) for i in range(2))
 
 
 def backward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tuple[Any, ...]:
@@ -130,14 +132,14 @@ def backward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tu
         if run.picked:
             ours = _only(ours, run.picked)
         results = call.out[:, run.heads], _contiguous(call.lse[:, run.heads])
-        own = _of_run(call, run)._replace(out=results[0], lse=results[1], dout=ours)
-        made = attn.differentiate(own)
+        of_run = _of_run(call, run)._replace(out=results[0], lse=results[1], dout=ours)
+        made = attn.differentiate(of_run)
         dq.append(made[0])
         sums.add(run, made[1], made[2])
         if slopes is not None:
             dslopes.append(made[3])
-    found = _joined(runs, dq), *sums.results()
-    return found if slopes is None else (*found, _joined(runs, dslopes, 0))
+    gradients = _joined(runs, dq), *sums.results()
+    return gradients if slopes is None else (*gradients, _joined(runs, dslopes, 0))
 
 
 class _Sums:
@@ -191,5 +193,5 @@ def _contiguous(x: Any) -> Any:
 
 def _zeros(like: Any) -> Any:
     module = module_of(like)
-    own = {"device": like.device} if torch_of(like) is not None else {}
-    return module.zeros(tuple(like.shape), dtype=module.float32, **own)
+    device = {"device": like.device} if torch_of(like) is not None else {}
+    return module.zeros(tuple(like.shape), dtype=module.float32, **device)

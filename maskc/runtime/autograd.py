@@ -120,27 +120,6 @@ def torch_answers(q: Any) -> bool:
     )
 
 
-def through_torch(*call: Any) -> Any:
-    """`maskc.integrations.torch.through_torch`, loaded when a call needs it: the door there."""
-    from maskc.integrations import torch
-
-    return torch.through_torch(*call)
-
-
-def indexer_loss_of(*call: Any) -> Any:
-    """Return `maskc.integrations.torch.indexer_loss.indexer_loss`, loaded when a call needs it."""
-    from maskc.integrations.torch.indexer_loss import indexer_loss
-
-    return indexer_loss(*call)
-
-
-def entmax_by_head(*call: Any) -> Any:
-    """`maskc.integrations.torch.alpha.attention_by_head`, loaded when a call needs it."""
-    from maskc.integrations.torch.alpha import attention_by_head
-
-    return attention_by_head(*call)
-
-
 def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
     """Refuse a tensor that requires grad if q belongs to another library, which has no graph.
 

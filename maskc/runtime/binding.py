@@ -179,10 +179,10 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def _digests(held: Held, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
     """Return digests of captured arrays: their content, and their extended lengths."""
-    found = []
+    digests = []
     for name, _, values in held.tables:
-        found += [f"{name}{arrays[name].shape}".encode(), values.digest]
-    return found
+        digests += [f"{name}{arrays[name].shape}".encode(), values.digest]
+    return digests
 
 
 def _longer_than(held: Held, arrays: Mapping[str, np.ndarray]) -> int:
@@ -258,8 +258,8 @@ def _mark_items(given: tuple[Any, ...] | list[Any], mark: list[object], room: in
     if _PLAIN.issuperset(kinds):
         mark.append(tuple(given))
         return room - _PLAIN_BYTES * (1 + len(kinds))
-    for each in given:
-        room = _mark(each, mark, room - _PLAIN_BYTES)
+    for item in given:
+        room = _mark(item, mark, room - _PLAIN_BYTES)
         if room < 0:
             break
     return room
@@ -297,7 +297,7 @@ def mask_layout(
         if index is not None and not 0 <= index < (count if count > 1 else index + 1):
             if name == "head":
                 raise NoSuchHead(index, count, at=name)
-            found = f"no sequence {index} among {count}"
-            raise DataRange(name, found, "sequences count from 0", at=name)
-    own = sequence_arrays(recipe, arrays, batch or 0, head or 0)
-    return build(recipe, n_q, n_kv, params, own)
+            finding = f"no sequence {index} among {count}"
+            raise DataRange(name, finding, "sequences count from 0", at=name)
+    arrays_of_head = sequence_arrays(recipe, arrays, batch or 0, head or 0)
+    return build(recipe, n_q, n_kv, params, arrays_of_head)

@@ -49,11 +49,9 @@ from maskc.runtime.arrays.known import Library, dtype_of_call, expanded, plain, 
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
-    entmax_by_head,
     is_compiling,
     needs_torch,
     refuse_lost_gradient,
-    through_torch,
     torch_answers,
 )
 from maskc.runtime.binding import Binder, mask_layout
@@ -69,6 +67,7 @@ from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.scored import ScoreReader
 from maskc.runtime.selecting import call_selecting
+from maskc.runtime.torch_calls import entmax_by_head, through_torch
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
@@ -208,15 +207,15 @@ class CompiledMask:
 
     def _like(self, **changed: Any) -> Self:
         """These kernels for calls of another kind, which remember calls of their own."""
-        found = object.__new__(type(self))
-        anew: dict[str, Any] = {
+        copy = object.__new__(type(self))
+        attributes: dict[str, Any] = {
             "_last": (None, None),
             "_repeats": {},
             "_holding": None,
             "_on_host": None,
         }
-        vars(found).update(vars(self), **anew, **changed)
-        return found
+        vars(copy).update(vars(self), **attributes, **changed)
+        return copy
 
     @property
     def tuned(self) -> dict[str, str]:
@@ -253,8 +252,8 @@ class CompiledMask:
             return self
         if dtype not in known:
             known[dtype] = self._compiled_for(dtype)
-        found = known[dtype]
-        return self if found is None else self._sharing(found)
+        of_kind = known[dtype]
+        return self if of_kind is None else self._sharing(of_kind)
 
     def _compiled_for(self, dtype: object) -> CompiledMask | None:
         recipe: Any = self._report
@@ -263,8 +262,8 @@ class CompiledMask:
         except UnknownDType:
             double = str(dtype).endswith("float64") and self.target.language == "c"
             return recipe.double() if double and hasattr(recipe, "double") else None
-        own = kind is self.bundle.problem.dtype or kind is DType.float8_e4m3fn
-        return None if own or not hasattr(recipe, "compile") else recipe.compile(dtype=kind)
+        is_same = kind is self.bundle.problem.dtype or kind is DType.float8_e4m3fn
+        return None if is_same or not hasattr(recipe, "compile") else recipe.compile(dtype=kind)
 
     def _sharing(self, other: CompiledMask) -> CompiledMask:
         """Return other kernels that share the cached data of these."""
@@ -288,13 +287,13 @@ class CompiledMask:
         """
         if self.bundle.chooser is None:
             return self
-        found = self._with.get(SPARE)
-        if found is None:
+        spare = self._with.get(SPARE)
+        if spare is None:
             recipe: Any = self._report
             if not hasattr(recipe, "dropping"):
                 return None
-            found = self._with.setdefault(SPARE, recipe.compile(target=SPARE))
-        return found.holding(self.held, self.inputs)
+            spare = self._with.setdefault(SPARE, recipe.compile(target=SPARE))
+        return spare.holding(self.held, self.inputs)
 
     def bound_on_host(
         self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],
@@ -407,20 +406,21 @@ class CompiledMask:
                 their device's default generator when None.
             return_selection: also return what run-time selections chose, where the host chooses
                 (cpu, simt, and blocks of keys).
-            indexer_loss: also return what trains the ranking of torch tensors that topk ranks by:
-                for each query the KL divergence of their softmax over the chosen keys from the
-                attention's weights there, added up over heads and normalised (DeepSeek-AI, 2025).
-                It has gradients for `index_q`, `index_k` and `index_w`, or `scores`, alone.
+            indexer_loss: also return the loss that trains the ranking of topk, for torch tensors.
+                The attention weights at the chosen keys are added up over heads and normalised. The
+                loss of a query is the KL divergence of the ranking's softmax over these keys from
+                them (DeepSeek-AI, 2025). It has gradients for `index_q`, `index_k` and `index_w`,
+                or for `scores`, alone.
             **data: the mask's data and parameters by name. Data on the host are known by content:
                 new data make a new layout. Data on the card stay there, and lists of tiles are made
                 there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
-            A query without a key has out 0 and lse -inf (or its sink logit). Behind these, where
-            asked for, the selection, int32 [B, heads that choose apart, query blocks, keys or
-            blocks of keys], ascending and -1 behind the last one (a tuple where there are several
-            selections), and the loss, fp32 [B, Nq].
+            A query without a key has out 0 and lse -inf (or its sink logit). return_selection adds
+            the selection: int32 [B, heads that choose separately, query blocks, keys or blocks of
+            keys], ascending, padded with -1; a tuple if there are several selections. indexer_loss
+            adds the loss, fp32 [B, Nq].
 
         Raises:
             NothingSelected, SelectionNotListed, NoIndexerLoss: there is no such thing (MC460 to
@@ -478,14 +478,14 @@ class CompiledMask:
         """
         if self._runner is not None:  # which drops weights, too
             return self
-        found = self._with.get("dropout")
-        if found is None:
+        dropping = self._with.get("dropout")
+        if dropping is None:
             recipe: Any = self._report
             if not hasattr(recipe, "dropping"):
                 what = "a generated module holds the kernels that it was written with"
                 raise DropoutNotRun(what, "compile the mask with mask.compile", at="dropout_p")
-            found = self._with.setdefault("dropout", recipe.dropping())
-        return found.holding(self.held, self.inputs)
+            dropping = self._with.setdefault("dropout", recipe.dropping())
+        return dropping.holding(self.held, self.inputs)
 
     def launch(
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
@@ -515,9 +515,9 @@ class CompiledMask:
             call, opened = self._opened(call)
         q, k, v, options, data, into = call[:6]
         given = [q, k, v]
-        asked, own = _USUAL, None
+        asked, scalars = _USUAL, None
         if not (options is DEFAULTS or options is WITH_LSE):
-            asked, own = _planned(options, _QKV, given)
+            asked, scalars = _planned(options, _QKV, given)
         for more in opened:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
         plan, lib, places = self._begin(asked, given, data)
@@ -535,7 +535,7 @@ class CompiledMask:
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
-        plan.run(sent, pointers, own, stream)
+        plan.run(sent, pointers, scalars, stream)
         return (out, lse) if options.return_lse else out
 
     def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
@@ -613,7 +613,7 @@ class CompiledMask:
         if not self._is_plain:
             call, opened = self._opened(call)
         given = [call.q, call.k, call.v, call.out, call.dout, call.lse]
-        asked, own = _planned(call.options, _BACKWARD, given)
+        asked, scalars = _planned(call.options, _BACKWARD, given)
         plan, lib, places = self._begin(asked, given, call.data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -639,7 +639,7 @@ class CompiledMask:
                     made.append(zeros(lib, q, heads))
                     written[name] = made[-1][1]
             pointers = all_pointers(asked.names, places, **written)
-        plan.run(sent, pointers, own, stream)
+        plan.run(sent, pointers, scalars, stream)
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
         _, k, v, *_ = given
@@ -666,12 +666,12 @@ class CompiledMask:
     @property
     def _in_no_parts(self) -> CompiledMask:
         """Return the mask without its parts."""
-        found = self._with.get(_WHOLE)
-        if found is None:
+        whole = self._with.get(_WHOLE)
+        if whole is None:
             made = CompiledMask(self.bundle, self.target.name, self._report, in_parts=False,
                                 held=self.held, inputs=self.inputs)  # fmt: skip
-            found = self._with.setdefault(_WHOLE, made)
-        return found.holding(self.held, self.inputs)
+            whole = self._with.setdefault(_WHOLE, made)
+        return whole.holding(self.held, self.inputs)
 
     def _begin(
         self, options: PlanOptions, given: list[Any], data: Mapping[str, Any]
@@ -825,6 +825,16 @@ class CompiledMask:
         return () if plan is None else plan.sources
 
     @property
+    def last_layouts(self) -> tuple[str, ...]:
+        """Origins of the tiles of each of `last_sources`.
+
+        `closed form`: kernels compute a range of tiles. `host lists`: the host listed the tiles.
+        `device lists`: a kernel listed them, from data on the GPU.
+        """
+        plan = self._last[1]
+        return () if plan is None else plan.layouts
+
+    @property
     def ran_in_parts(self) -> bool:
         """Whether the latest call ran the mask in parts, see `explain`."""
         plan = self._last[1]
@@ -922,11 +932,11 @@ def _planned(
     scale, _, softcap, slopes, sinks, normalizer, alpha, nan_safe, deterministic = options[:9]
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)
-    own = None if scale is None and softcap is None else numbers(scale, softcap)
+    scalars = None if scale is None and softcap is None else numbers(scale, softcap)
     usual = alpha is None and normalizer == "softmax"
     alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
     exactly = backward and bool(deterministic)
-    return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), own
+    return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
 
 
 def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
@@ -935,12 +945,12 @@ def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
     if options.sink_logits is not None:
         raise sinks_beside_entmax()
     if torch_of(q) is not None:
-        found = entmax_by_head(attn, call)
+        results = entmax_by_head(attn, call)
     else:
         refuse_lost_gradient(q, "alpha", options.alpha)
         runs = runs_of(attn.bundle, options.alpha, q.shape[1], k.shape[1], options.normalizer, data)
-        found = forward_by_head(attn, runs, call)
-    return found if options.return_lse else found[0]
+        results = forward_by_head(attn, runs, call)
+    return results if options.return_lse else results[0]
 
 
 def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

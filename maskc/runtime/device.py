@@ -24,8 +24,8 @@ CUDA = tuple(
 
 def runs(target: Target, index: int) -> bool:
     """Whether a GPU executes a CUDA target; `a` targets are tied to one capability."""
-    found = gpus()
-    return index < len(found) and runs_on(target, found[index].capability)
+    cards = gpus()
+    return index < len(cards) and runs_on(target, cards[index].capability)
 
 
 def runs_on(target: Target, capability: int) -> bool:

@@ -62,12 +62,12 @@ def _seed(torch: Any, q: Any, seed: Any) -> Any:
     if hasattr(seed, "dtype") and getattr(seed, "shape", ()) != ():
         return seed
     try:
-        found = operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
-        found = _WORDS
-    if isinstance(seed, bool) or not -_SIGN <= found < _WORDS:
+        number = _WORDS
+    if isinstance(seed, bool) or not -_SIGN <= number < _WORDS:
         raise DropoutSeed(repr(seed), _INTEGER, at="dropout_seed")
-    return found - _WORDS if found >= _SIGN else found
+    return number - _WORDS if number >= _SIGN else number
 
 
 _INTEGER = "pass an integer of 64 bits, or an array of one int64 on the device of q"

@@ -73,9 +73,9 @@ class E4M3Factors:
         batch, heads, n_kv, dim = call.k.shape
         held = [_placed(call.q, x, name, (batch, heads))
                 for name, x in zip(FACTORS, factors, strict=True)]  # fmt: skip
-        own = library(call.q, "q")
+        array_of = library(call.q, "q")
         floats = batch * heads * -(-n_kv // self._columns) * self._columns * dim // 4
-        values = LIBRARIES[type(own)].empty(own, singles(floats))
+        values = LIBRARIES[type(array_of)].empty(array_of, singles(floats))
         block = _BLOCK.pack(values[1], *(pointer for _, pointer in held))
         return OpenedCall(call.with_data(rest), block, (values, held))
 
@@ -138,7 +138,7 @@ def multiplied_out(
     q: Any, k: Any, v: Any, data: dict[str, Any], dtype: Any
 ) -> tuple[Any, Any, Any]:
     """q, k and v of torch in another dtype; their factors leave the data of the call."""
-    found = []
+    products = []
     for x, name in zip((q, k, v), FACTORS, strict=True):
         factor = data.pop(name, None)
         x = x.to(dtype)
@@ -147,5 +147,5 @@ def multiplied_out(
                 factor = factor.expand(k.shape[0], k.shape[1])
                 factor = factor.repeat_interleave(x.shape[1] // k.shape[1], 1)[..., None, None]
             x = (x * factor).to(dtype)
-        found.append(x)
-    return found[0], found[1], found[2]
+        products.append(x)
+    return products[0], products[1], products[2]

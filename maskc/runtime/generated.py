@@ -23,12 +23,13 @@ from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
+from maskc.runtime.autograd import needs_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 from maskc.runtime.selecting import Pairs
+from maskc.runtime.torch_calls import through_torch
 
 _NO_FILES: Mapping[str, str] = MappingProxyType({})
 
@@ -63,13 +64,13 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
-        own, data = CallOptions.read(options)
+        asked, data = CallOptions.read(options)
         dtype = self.bundle.problem.dtype
-        if own.is_one_pass and dtype is not DType.float8_e4m3fn and (
-            needs_torch(q, k, v, own.alibi_slopes, own.sink_logits, data) or torch_answers(q)
+        if asked.is_one_pass and dtype is not DType.float8_e4m3fn and (
+            needs_torch(q, k, v, asked.alibi_slopes, asked.sink_logits, data) or torch_answers(q)
         ):  # fmt: skip
-            return through_torch(_placed, self, AttentionCall(q, k, v, own, data), dtype.value)
-        return self.on(q).attend(AttentionCall(q, k, v, own, data))
+            return through_torch(_placed, self, AttentionCall(q, k, v, asked, data), dtype.value)
+        return self.on(q).attend(AttentionCall(q, k, v, asked, data))
 
     def backward(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, **options: Any
@@ -162,12 +163,12 @@ def _preference(target: str) -> int:
 def _plan_of(file: Path) -> Bundle:
     """Read the bundle in a plan's file."""
     try:
-        found = from_text(file.read_text("utf-8"))
+        plan = from_text(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadPlan(file.name, error, at=str(file)) from None
-    if not isinstance(found, Bundle):
-        raise BadPlan(file.name, f"it holds a {type(found).__name__}", at=str(file))
-    return found
+    if not isinstance(plan, Bundle):
+        raise BadPlan(file.name, f"it holds a {type(plan).__name__}", at=str(file))
+    return plan
 
 
 _OTHER_KERNELS = "another version of maskc wrote it, for other kernels than this one has"

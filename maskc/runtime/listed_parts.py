@@ -124,12 +124,14 @@ class ListedParts:
         if whole or asked.empty or os.environ.get("MASKC_CHECK") == "1":
             return None
         keywords = asked.keywords
-        found: dict[str, Array | None] = dict.fromkeys(_SIDES)
+        lists_by_side: dict[str, Array | None] = dict.fromkeys(_SIDES)
         for side, decl in self._flags.items():
-            found[side] = _flags_on(asked.device, keywords.get(decl.name), side, decl, asked.sizes)
-            if found[side] is None:
+            lists_by_side[side] = _flags_on(
+                asked.device, keywords.get(decl.name), side, decl, asked.sizes
+            )
+            if lists_by_side[side] is None:
                 return None
-        given = Flags((found["q"], found["k"]), Watched.of(asked.data, asked.held))
+        given = Flags((lists_by_side["q"], lists_by_side["k"]), Watched.of(asked.data, asked.held))
         params = self._binder.parameters(keywords)
         return Bound(params, {}, (tuple(params.values()), given.key), given)
 
@@ -178,7 +180,7 @@ class ListedParts:
         backward = len(outputs) > _FORWARD
         room = [over[side].rows if side in over else 0 for side in _SIDES]
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
-        places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
+        places = [take(_SINGLE * count * width) for count, width in zip(lists, room, strict=True)]
         results = ("dq", "dk", "dv", "dsink", "dslopes") if backward else ("out", "lse")
         itemsize = self._whole.bundle.problem.dtype.itemsize
         words = words_of_results(outputs, backward, itemsize, len(results))
@@ -190,13 +192,13 @@ class ListedParts:
             tuple(map(POINTERS.index, results)),
         )  # fmt: skip
 
-    def _taken(self, found: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
+    def _taken(self, lists: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
         as those of the mask without its lists do, for the others of the batch would decide too."""
         if self._in_parts is not None:
             return self._in_parts
         base = self._parts[0].bundle.variants[0].recipe(unit.tile)
-        if any(over.lists > 1 for over in found):
+        if any(over.lists > 1 for over in lists):
             return is_thin(base, bound.params, sizes.n_q, sizes.n_kv)
         tiles = tuple(
             ListedTiles(
@@ -204,7 +206,7 @@ class ListedParts:
                 self._parts[over.number].bundle.variants[0].recipe(unit.tile),
                 over.tokens[0][over.tokens[0] >= 0],
             )
-            for over in found
+            for over in lists
         )
         language = self._whole.target.language
         whole, apart = times(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
@@ -232,12 +234,12 @@ class _Planning:
 
     def __init__(
         self, owner: ListedParts, wanted: Pass, bound: Bound, place: Place,
-        outputs: tuple[Output, ...], found: list[_Over],
+        outputs: tuple[Output, ...], lists: list[_Over],
     ) -> None:  # fmt: skip
         self.owner, self.wanted, self.bound = owner, wanted, bound
         self.place, self.outputs = place, outputs
         self.sizes, self.direction = place.sizes, wanted.direction
-        self.over = {over.listed.side: over for over in found if over.rows}
+        self.over = {over.listed.side: over for over in lists if over.rows}
         problem = owner.built(0).bundle.problem
         self.dim, self.dim_v = problem.head_dim, problem.head_dim_v
         self.itemsize = problem.dtype.itemsize
@@ -346,19 +348,19 @@ class _Planning:
 
     def _before(self) -> list[Moved]:
         """Return the rows to pack first."""
-        found = [
+        moves = [
             self._moved(PACK, side, name)
             for side in self.over for name in _READ[side, self.direction]
         ]  # fmt: skip
         if self.hidden is not None:
-            found.append(self._moved(PACK, "q", "dq", empty=True))  # is added to
-            found.append(Moved(
+            moves.append(self._moved(PACK, "q", "dq", empty=True))  # is added to
+            moves.append(Moved(
                 HIDE, self._given("lse"), self.hidden, 0, self.sizes.heads_q, self.sizes.n_q,
                 self.over["q"].rows, _SINGLE, _SINGLE, EMPTY_LSE,
             ))  # fmt: skip
-        return found
+        return moves
 
-    def _launch(self, side: str, joins: bool) -> Part:
+    def _launch(self, side: str, accumulates: bool) -> Part:
         """The launch over the packed rows of one side, or over all rows."""
         over = self.over.get(side)
         features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
@@ -383,16 +385,18 @@ class _Planning:
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
-        place = Place(sizes, strides, shift=None if over is None else n_kv - n_q, joins=joins)
-        spared = self.outputs
+        place = Place(
+            sizes, strides, shift=None if over is None else n_kv - n_q, accumulates=accumulates
+        )
+        part_outputs = self.outputs
         if self.direction is Direction.forward:
-            spared = (self.outputs[0], singles(0))
+            part_outputs = (self.outputs[0], singles(0))
         fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
             program, place = fit
         else:
             program = built.selector.choose(source, wanted, bound, place)
-        plan = built.plan(program, wanted, bound, place, spared)
+        plan = built.plan(program, wanted, bound, place, part_outputs)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
@@ -410,15 +414,15 @@ def _listing(bundle: Bundle) -> tuple[DataDecl, ...]:
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
     """By side the flags that a list is made of; empty where not all of them promise how many there
     are."""
-    found = {}
+    flags = {}
     for part in bundle.parts:
         if part.listed is not None:
             read = E.arrays(part.listed.among)
             decls = [decl for decl in bundle.data if set(read).intersection(decl.arrays)]
             if len(decls) != 1 or decls[0].most is None:
                 return {}
-            found[part.listed.side] = decls[0]
-    return found
+            flags[part.listed.side] = decls[0]
+    return flags
 
 
 def _flags_on(device: Device, value: Any, side: str, decl: DataDecl, sizes: Sizes) -> Array | None:

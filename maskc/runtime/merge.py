@@ -86,16 +86,16 @@ def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str
         raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
     shape = tuple(outs[0].shape)
     wanted = dict.fromkeys(lse_shape(shape, name) for name in ([layout] if layout else LAYOUTS))
-    found: set[str | None] = set()
+    layouts: set[str | None] = set()
     for out, lse in zip(outs, lses, strict=True):
         if tuple(out.shape) != shape:
             raise PiecesDiffer("outs", tuple(out.shape), shape, at="outs")
         if tuple(lse.shape) not in wanted:
             shapes = " or ".join(map(str, wanted))
             raise PiecesDiffer("lses", tuple(lse.shape), shapes, at="lses")
-        found.add(layout or _by_memory(lse, layouts_of(shape, lse.shape)))
-    name = found.pop()
-    if found or name is None:
+        layouts.add(layout or _by_memory(lse, layouts_of(shape, lse.shape)))
+    name = layouts.pop()
+    if layouts or name is None:
         what = "given, or the same in all pieces"
         kinds = "strides that do not tell whether tokens, heads or sequences come first"
         raise BadOption("layout", what, kinds, at="layout")

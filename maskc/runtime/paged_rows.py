@@ -30,9 +30,9 @@ class Rotary(NamedTuple):
         if self.interleaved:
             first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
         x, y = rows[..., first], rows[..., second]
-        found = rows.clone() if hasattr(rows, "clone") else rows.copy()
-        found[..., first], found[..., second] = x * c - y * s, y * c + x * s
-        return found
+        turned = rows.clone() if hasattr(rows, "clone") else rows.copy()
+        turned[..., first], turned[..., second] = x * c - y * s, y * c + x * s
+        return turned
 
 
 def single(x: Any) -> Any:

@@ -35,8 +35,8 @@ def unpickled(kept: Kept, what: str = "") -> Bundle | None:
     """
     written_by, text = kept
     if written_by == contents():
-        found: Bundle = from_text(zlib.decompress(text).decode())
-        return found
+        bundle: Bundle = from_text(zlib.decompress(text).decode())
+        return bundle
     if what:
         raise StalePickle(what)
     return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
-from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
@@ -179,13 +179,13 @@ class CallPlanner:
     def all_reports(self) -> dict[tuple[str, str, Features], BuildReport]:
         """Return the build reports so far, by source, mode and features; see
         CompiledMask.all_reports."""
-        found = dict(self.whole.kernels.all_reports)
+        reports = dict(self.whole.kernels.all_reports)
         if self.chooser is not None:
-            found |= self.chooser.kernels.all_reports
+            reports |= self.chooser.kernels.all_reports
         for number, built in enumerate(self.parts):
             for (source, mode, features), report in built.kernels.all_reports.items():
-                found[f"part{number}.{source}", mode, features] = report
-        return found
+                reports[f"part{number}.{source}", mode, features] = report
+        return reports
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
         """See CompiledMask.warmup."""
@@ -208,15 +208,15 @@ class CallPlanner:
         """
         whole, kernels = self.whole.selector, self.whole.kernels
         yield from ((kernels, form) for form in whole.forms(features, directions))
-        own = whole.source(Direction.forward, features).target == self.target.name
+        is_own_target = whole.source(Direction.forward, features).target == self.target.name
         for number, built in enumerate(
-            self.parts if own and Feature.entmax not in features else ()
+            self.parts if is_own_target and Feature.entmax not in features else ()
         ):
             listed = self.bundle.parts[number].listed
             rows = listed is not None and listed.side == "q"
             ours = features if rows or not number else features - {Feature.sinks}
-            never = {ONCE} if listed else set()  # their gradients are added to others
-            never |= set() if rows else {PACKED}
+            never = {EXCLUSIVE_DQ} if listed else set()  # their gradients are added to others
+            never |= set() if rows else {PACK_GQA}
             forms = built.selector.forms(ours, directions)
             yield from ((built.kernels, form) for form in forms if form[1] not in never)
         if self.chooser is not None:
@@ -255,8 +255,8 @@ class CallPlanner:
             )
             return prepared(idle, None, outputs)
         if isinstance(bound.given, Flags):
-            own = unit.target == self.target.name
-            plan = self.listed.plan(unit, wanted, bound, place, outputs) if own else None
+            is_own_target = unit.target == self.target.name
+            plan = self.listed.plan(unit, wanted, bound, place, outputs) if is_own_target else None
             if plan is None:
                 raise Unlisted
             return plan
@@ -264,14 +264,21 @@ class CallPlanner:
             lists = self.gatherer or self.lister
             return lists.plan(unit, wanted, bound, place, outputs)
         bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
-        own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
+        is_own_target = (
+            unit.target == self.target.name and not wanted.alpha_minus_1
+        )  # parts join by softmax
         measured = self.whole.selector.in_parts(wanted, place) if self.parts else None
-        if own and self.listed.active and self._in_parts is not False and measured is not False:
+        if (
+            is_own_target
+            and self.listed.active
+            and self._in_parts is not False
+            and measured is not False
+        ):
             with suppress(NotAddressable):
                 plan = self.listed.plan(unit, wanted, bound, place, outputs, measured)
                 if plan is not None:
                     return plan
-        elif own and self._divides(unit, sizes, bound, measured):
+        elif is_own_target and self._divides(unit, sizes, bound, measured):
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
                 return self._parted(wanted, bound, place, outputs)
@@ -305,24 +312,24 @@ class CallPlanner:
         """The plan of a call whose mask runs in parts."""
         steps, unwritten, sizes = [], False, place.sizes
         backward = wanted.direction is Direction.backward
-        spared = outputs if backward else (outputs[0], singles(0))
+        part_outputs = outputs if backward else (outputs[0], singles(0))
         order: Sequence[int] = range(len(self.parts))
         if backward and wanted.features.isdisjoint(OF_HEADS):
             order = _sums_last(self.bundle.parts)
         for turn, number in enumerate(order):
             part, built = self.bundle.parts[number], self.parts[number]
             features = wanted.features - {Feature.sinks} if turn else wanted.features
-            asked, own = replace(wanted, features=features), within(bound, part, sizes.n_kv)
+            asked, bound_part = replace(wanted, features=features), within(bound, part, sizes.n_kv)
             first = built.selector.source(wanted.direction, features)
             rest = (sizes, place.strides, self._itemsize, features)
-            for found in slices(part.stride, *rest, keys=part.keys):
-                no_keys = not found.sizes.n_kv and (backward or turn)
-                if not found.sizes.n_q or no_keys:
+            for view in slices(part.stride, *rest, keys=part.keys):
+                no_keys = not view.sizes.n_kv and (backward or turn)
+                if not view.sizes.n_q or no_keys:
                     unwritten |= backward and not turn
                     continue
-                rows = replace(found, joins=turn > 0)
-                program = built.selector.choose(first, asked, own, rows)
-                plan = built.plan(program, asked, own, rows, spared)
+                rows = replace(view, accumulates=turn > 0)
+                program = built.selector.choose(first, asked, bound_part, rows)
+                plan = built.plan(program, asked, bound_part, rows, part_outputs)
                 shifts = tuple(
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS
@@ -351,10 +358,10 @@ class CallPlanner:
             return built.plan(program, wanted, bound, place, outputs)
         steps = [
             Step(
-                built.plan(program, wanted, bound, own, outputs),
-                tuple(own.shifts.get(name, 0) for name in POINTERS),
+                built.plan(program, wanted, bound, part, outputs),
+                tuple(part.shifts.get(name, 0) for name in POINTERS),
             )
-            for own in slices(
+            for part in slices(
                 1, place.sizes, place.strides, self._itemsize, wanted.features, fold=True,
                 by_head=bool(built.bundle.head_variant),
             )
@@ -381,9 +388,9 @@ class CallPlanner:
             self.whole.plan(programs[1], wanted, bound, place, outputs),
         )
         steps = [
-            Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
+            Step(plan, tuple(4 * threshold_words(part, place.sizes) if name == "delta" else 0
                              for name in POINTERS))
-            for plan, own in zip(plans, (source, unit), strict=True)
+            for plan, part in zip(plans, (source, unit), strict=True)
         ]  # fmt: skip
         return _in_order(steps, wanted.direction, outputs, False)
 
@@ -405,11 +412,11 @@ class Sound:
         Raises:
             MC4xx, BadLength: see `checks`.
         """
-        last, found = self._last
+        last, last_device = self._last
         if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
             q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
             q, k, v = checks.of_every_sequence(q, k, v)
             sizes = checks.check_inputs(q, k, v, self._problem, self._target)
-            found = sizes, q.device
-            self._last = (kinds, found)
-        return found
+            last_device = sizes, q.device
+            self._last = (kinds, last_device)
+        return last_device

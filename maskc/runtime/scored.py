@@ -118,9 +118,9 @@ class ScoreReader:
 
     def reading(self, inputs: Inputs) -> ScoreReader:
         """Return the formula with other names and arrays."""
-        found = copy(self)
-        found._read(inputs)
-        return found
+        reader = copy(self)
+        reader._read(inputs)
+        return reader
 
     @property
     def identity(self) -> str:
@@ -206,11 +206,11 @@ class ScoreReader:
             return Table(x, None, None, _number(name, slot, x.item()))
         if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
             x = self._narrowed(name, x)
-        found = library(_converted(name, x, slot.integer), name)
-        lib = LIBRARIES[type(found)]
+        table = library(_converted(name, x, slot.integer), name)
+        lib = LIBRARIES[type(table)]
         if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
-        view = lib.view(found, name)
+        view = lib.view(table, name)
         wanted = "int32" if slot.integer else "float32"
         text = self.inputs.text
         if view.dtype != wanted:
@@ -224,10 +224,10 @@ class ScoreReader:
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
         here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
-            return self._moved(q, name, found, view, here)
+            return self._moved(q, name, table, view, here)
         if view.device != here:
             raise WrongDevice(name, _shown(view.device), self._target.name, _shown(here), at=name)
-        return Table(found, lib, view)
+        return Table(table, lib, view)
 
     def _narrowed(self, name: str, x: Any) -> Any:
         """Integers of a device as int32. The host reads their extremes, and waits for them, where
@@ -291,11 +291,11 @@ class ScoreReader:
         """Whether no two pairs add to the same entry: every index that a call has several of is one
         of a dimension by itself, and the table is read once."""
         slot = self._slots[name]
-        found = [index for read, index in self._reads if read == slot.name]
-        if len(found) != 1:
+        indices = [index for read, index in self._reads if read == slot.name]
+        if len(indices) != 1:
             return False
         sizes = (1,) * (slot.rank - len(shape)) + shape
-        bare = {each for each, size in zip(found[0], sizes, strict=True) if size > 1}
+        bare = {symbol for symbol, size in zip(indices[0], sizes, strict=True) if size > 1}
         return all(extents[sym.name] <= 1 or sym in bare for sym in (E.Q, E.K, E.H, S.B))
 
     # -------------------------------------------------------------- the block
@@ -319,12 +319,12 @@ class ScoreReader:
             missing = (1,) * (slot.rank - len(view.shape))
             shape = missing + view.shape if slot.rank else ()
             steps = (0,) * len(missing) + view.strides
-            own = (0,) * len(missing) + contiguous(view.shape)
+            strides = (0,) * len(missing) + contiguous(view.shape)
             for axis, size in enumerate(shape):
                 place = MAX_RANK * number + axis
                 block.score_size[place] = _SHARED if size == 1 else size
                 block.score_step[place] = 0 if size == 1 else steps[axis]
-                block.score_gradient_step[place] = 0 if size == 1 else own[axis]
+                block.score_gradient_step[place] = 0 if size == 1 else strides[axis]
             shapes.append(shape)
             gradient = gradients.get(name)
             if gradient is not None:
@@ -348,15 +348,15 @@ class ScoreReader:
             return
         numbers = {slot.name: n for n, slot in enumerate(self.inputs.formula.slots)}
         names = dict(zip(numbers, self.inputs.names, strict=True))
-        if all(extents[each] for each in "qkhb"):
+        if all(extents[symbol] for symbol in "qkhb"):
             for slot, index in self._reads:
-                for axis, each in enumerate(index):
+                for axis, index_expr in enumerate(index):
                     size = shapes[numbers[slot]][axis]
-                    if size == 1 or len(_symbols(each)) > 1:
+                    if size == 1 or len(_symbols(index_expr)) > 1:
                         continue
-                    low, high = of_whole(each, extents)
+                    low, high = of_whole(index_expr, extents)
                     if math.isfinite(high) and not -size <= low <= high < size:
-                        text = S.to_score_text(each)
+                        text = S.to_score_text(index_expr)
                         reach = f"{low:.0f} to {high:.0f}"
                         raise ScoreIndex(names[slot], size, axis, text, reach, at=names[slot])
         if len(self._checked) >= _MOST_CHECKED:
@@ -374,25 +374,27 @@ def _extents(q: Any, k: Any) -> dict[str, int]:
 
 def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:
     """Every entry that a formula reads: slot and index, each once."""
-    found = (each for each in E.walk(formula.logit) if isinstance(each, (S.Read, S.Entry)))
-    return tuple((each.slot, each.index) for each in dict.fromkeys(found) if each.index)
+    nodes = (node for node in E.walk(formula.logit) if isinstance(node, (S.Read, S.Entry)))
+    return tuple((node.slot, node.index) for node in dict.fromkeys(nodes) if node.index)
 
 
 def _symbols(index: E.Expr) -> set[object]:
     """Return the variables that an index depends on, lengths aside."""
-    own = (E.Sym, S.Entry, S.Score, S.Read)
-    return {each for each in E.walk(index) if isinstance(each, own) and each not in (E.N_Q, E.N_KV)}
+    kinds = (E.Sym, S.Entry, S.Score, S.Read)
+    return {
+        node for node in E.walk(index) if isinstance(node, kinds) and node not in (E.N_Q, E.N_KV)
+    }
 
 
 def _number(name: str, slot: Slot, x: Any) -> float | int:
     if slot.integer:
         try:
-            found = operator.index(x)
+            number = operator.index(x)
         except TypeError:
             raise BadOption(name, "an integer", repr(x), at=name) from None
-        if abs(found) > _SHARED:
+        if abs(number) > _SHARED:
             raise BadOption(name, "an integer of 32 bits", repr(x), at=name)
-        return found
+        return number
     if not math.isfinite(x) or not math.isfinite(ctypes.c_float(float(x)).value):
         raise BadOption(name, "a finite number", repr(x), at=name)
     return float(x)

@@ -25,8 +25,9 @@ from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.topk.choose_keys import sharing
 from maskc.runtime.arrays.known import module_of
 from maskc.runtime.arrays.read import read
-from maskc.runtime.autograd import indexer_loss_of, is_traced, kind_of
+from maskc.runtime.autograd import is_traced, kind_of
 from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.torch_calls import indexer_loss_of
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -45,8 +46,8 @@ def call_selecting(attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
     keyword = "return_selection" if returned else "indexer_loss"
     torch = torch_of(q)
     if torch is not None and is_traced(torch):
-        found = "one inside of torch.compile or torch.jit.trace, which take operators only"
-        raise BadOption(keyword, "left to calls in eager mode", found, at=keyword)
+        finding = "one inside of torch.compile or torch.jit.trace, which take operators only"
+        raise BadOption(keyword, "left to calls in eager mode", finding, at=keyword)
     bundle = attn.bundle
     if not bundle.selections and bundle.chooser is None:
         raise NothingSelected(keyword, at=keyword)
@@ -58,18 +59,18 @@ def call_selecting(attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
     if torch is not None and torch.is_autocast_enabled(q.device.type):
         dtype = getattr(torch, bundle.problem.dtype.value)
         q, k, v = (x.to(dtype) if torch_of(x) is not None else x for x in (q, k, v))
-    own = {name: _detached(x) for name, x in data.items()} if trained else data
+    detached = {name: _detached(x) for name, x in data.items()} if trained else data
     runs = attn.choosing_on_host() if listed else attn
     asked = options._replace(return_lse=True, return_selection=False, indexer_loss=False)
-    out, lse = runs.attend(AttentionCall(q, k, v, asked, own))
-    bound = _bound(runs, q, k, v, own) if listed else None
+    out, lse = runs.attend(AttentionCall(q, k, v, asked, detached))
+    bound = _bound(runs, q, k, v, detached) if listed else None
     results = [out]
     if options.return_lse:
         results.append(lse)
     if returned and bound is not None:
         sizes = _sizes(q, k)
-        lists = [lists_of(each, bound, sizes) for each in bundle.selections]
-        made = tuple(_like(q, each) for each in lists)
+        lists = [lists_of(selection, bound, sizes) for selection in bundle.selections]
+        made = tuple(_like(q, part) for part in lists)
         results.append(made[0] if len(made) == 1 else made)
     if trained:
         results.append(indexer_loss_of(runs, q, k, lse, options, data, bound))
@@ -166,29 +167,29 @@ class Pairs:
             arrays: by name.
             params: a value for every parameter.
         """
-        self._recipes = [LayoutRecipe(_TILE, each, None) for each in formulas]
+        self._recipes = [LayoutRecipe(_TILE, formula, None) for formula in formulas]
         self._of_head, self._arrays, self._n_kv = of_head, arrays, n_kv
         self._env = {**params, "n_q": n_q, "n_kv": n_kv, "k": np.arange(n_kv)[None, :]}
-        found = [extents(each, arrays) for each in self._recipes]
-        self.batch = max(batch for batch, _ in found)
+        extent_list = [extents(layout_recipe, arrays) for layout_recipe in self._recipes]
+        self.batch = max(batch for batch, _ in extent_list)
         """1 where sequences are alike."""
-        self.heads = max(len(of_head), *(heads for _, heads in found))
+        self.heads = max(len(of_head), *(heads for _, heads in extent_list))
         """1 where heads are alike."""
 
     @property
     def all(self) -> bool:
         """Whether every pair is kept."""
-        return all(each.keep == E.ALWAYS for each in self._recipes)
+        return all(layout_recipe.keep == E.ALWAYS for layout_recipe in self._recipes)
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """bool [batch, heads, last - first, n_kv], of queries first .. last - 1."""
         env = {**self._env, "q": np.arange(first, last)[:, None]}
-        found = np.empty((self.batch, self.heads, last - first, self._n_kv), bool)
+        kept = np.empty((self.batch, self.heads, last - first, self._n_kv), bool)
         for sequence, head in np.ndindex(self.batch, self.heads):
             recipe = self._recipes[self._of_head[head] if self._of_head else 0]
-            own = sequence_arrays(recipe, self._arrays, sequence, head)
-            found[sequence, head] = evaluate(recipe.keep, {**env, **own})
-        return found
+            arrays = sequence_arrays(recipe, self._arrays, sequence, head)
+            kept[sequence, head] = evaluate(recipe.keep, {**env, **arrays})
+        return kept
 
 
 def kept_of_chosen(
@@ -196,8 +197,10 @@ def kept_of_chosen(
 ) -> Pairs | None:
     """The pairs that the mask keeps where they are chosen; None where those are all that may be."""
     (one,) = bundle.selections
-    formulas = tuple(_as_chosen(each.keep, one.name) for each in bundle.variants)
-    plain = len(one.allowed) == 1 and all(each in (one.allowed[0], E.ALWAYS) for each in formulas)
+    formulas = tuple(_as_chosen(variant.keep, one.name) for variant in bundle.variants)
+    plain = len(one.allowed) == 1 and all(
+        formula in (one.allowed[0], E.ALWAYS) for formula in formulas
+    )
     if plain:
         return None
     return Pairs(formulas, bundle.head_variant, arrays, params, sizes.n_q, sizes.n_kv)
@@ -208,7 +211,7 @@ def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str,
     bundle, bound = attn.bundle, _bound(attn, q, k, v, data)
     sizes = _sizes(q, k)
     arrays = attn.arrays_of(bound, sizes)
-    formulas = tuple(each.keep for each in bundle.variants)
+    formulas = tuple(variant.keep for variant in bundle.variants)
     return Pairs(formulas, bundle.head_variant, arrays, bound.params, sizes.n_q, sizes.n_kv)
 
 

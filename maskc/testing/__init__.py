@@ -67,5 +67,5 @@ def check(
         masks = load(Path(mask))
     else:
         masks = {getattr(mask, "name", "mask"): mask}
-    made = {name: each if isinstance(each, Mask) else each() for name, each in masks.items()}
-    return sum(examine(name, each, wanted).right() for name, each in made.items())
+    made = {name: mask if isinstance(mask, Mask) else mask() for name, mask in masks.items()}
+    return sum(examine(name, mask, wanted).right() for name, mask in made.items())

@@ -23,13 +23,13 @@ from maskc.verify.random_cases import (
 _WIDTH = 96
 
 
-def script(found: Mismatch, subject: MaskUnderTest, command: str = "maskc verify") -> str:
+def script(mismatch: Mismatch, subject: MaskUnderTest, command: str = "maskc verify") -> str:
     """The program: it exits with 0 where the kernel is right, with 1 where it still is wrong.
 
     Args:
         command: what found it, for the first line.
     """
-    case, attn = found.case, subject.kernels[found.case.dtype]
+    case, attn = mismatch.case, subject.kernels[mismatch.case.dtype]
     problem = attn.bundle.problem
     _, options = inputs(case, subject)
     data = data_for(case, subject)
@@ -48,7 +48,7 @@ def script(found: Mismatch, subject: MaskUnderTest, command: str = "maskc verify
     if ranks_by_qk(subject.mask):
         dense += ", q=q, k=k"
     return f"""\
-# {command}: {_said(found)}.
+# {command}: {_said(mismatch)}.
 import sys
 
 import maskc as mc
@@ -87,7 +87,7 @@ def values(x):
 
 {tensors}given = [stored(x) for x in (q, k, v, dout)]
 out, lse = attn(*given[:3], return_lse=True{passed})
-{_compared(found, case, passed)}"""
+{_compared(mismatch, case, passed)}"""
 
 
 _ARRAYS = (np.ndarray, tuple, Parents, CuSeqlens)

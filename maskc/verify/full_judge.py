@@ -1,50 +1,55 @@
-"""Is all that a call gives right, every query and key of every head? fp64 decides, with all that
-changes the scores; what rounding may do is derived, not chosen.
+"""Check every query and key of every head of a call against fp64, with all that changes scores.
 
-A row of a part is a vector of D numbers; its size is its norm, or the root mean square of its
-head's rows where that is more. Allowed in fp32: 1e-5 of the size, or the first-order bound of
-`stepwise` where that is more. In half precision: twice what PyTorch's operators are
-off (the most of any row, relative to sizes), one rounding of the row, for cases so small that these
-are exact by chance, and 2e-6 of its terms.
+The allowed errors are derived from rounding, not chosen.
 
-The gradients of sink logits and slopes are one number for each head, added up over all rows: they
-are relative to the number, or to the root mean square of all heads where that is more. In half
-precision they may be off by twice what PyTorch's operators are, and by four standard deviations of
-what is rounded (see `stepwise`).
+A row of a part (out, dq, dk, dv) is a vector of D numbers. Its size is its norm, or the root mean
+square of its head's rows if that is larger. Results in fp32 may be off by 1e-5 of the size, or by
+the first-order bound of `stepwise` if that is larger. In half precision they may be off by the sum
+of:
 
-Masked attention step by step, with all that changes the scores: in fp64 the right answer, in
-half precision what PyTorch's operators make of it, the measure of the error a kernel may have.
+- twice the error of PyTorch's operators, the largest of any row relative to sizes;
+- one rounding of the row, for cases so small that PyTorch is exact by chance;
+- 2e-6 of the row's terms.
 
-**How far off fp32 is.** With u = 2^-24, to first order in u, and every sum of n products off by
-r(n) u times the sum of their absolute values, r(n) = sqrt(n): rounding errors are as often up as
-down, and add up like a random walk (Higham and Mary, SIAM J. Sci. Comput. 41, 2019; the worst case
-is n). For a query with scores s and weights p = exp(s - lse), where out = p v, dp = dout v^T,
-delta = dout . out, ds = p (dp - delta), dq = ds k, dk = ds^T q and dv = p^T dout:
+The gradients of sink logits and slopes are one number for each head, added up over all rows. Their
+errors are relative to the number, or to the root mean square of all heads if that is larger. Half
+precision may be off by twice the error of PyTorch's operators, and by four standard deviations of
+the rounded terms (see `stepwise`).
 
-- a score is off by r(D) S u, S = scale |q| |k|^T; what follows (scaling for exp2, soft-cap, ALiBi,
-  subtracting the maximum) by a few roundings of s and of the row's largest |s|;
-- a weight is off by that times itself, and by a few roundings: **a** u in relative terms, where
-  a = r(D) S + 2 (|s| + largest) + 4; the sum of weights by the mean of a under p, and r(keys);
-  so p by b = a + mean a + r(keys);
-- a weight or an entry of ds below 2^-126 may be 0;
-- out by p (b + r(keys)) |v|; dp by r(Dv) |dout| |v|^T; delta by r(Dv) |dout| |out| and |dout| times
-  the error of out;
-- ds by p (b |dp - delta| + the errors of dp and delta + 2 (|dp| + |delta|)); with soft-cap times
-  its slope 1 - t^2, t = tanh(s / cap), which is off by 2 |t| r(D) S / cap + 8;
-- dq by the error of ds times |k| and r(keys) |ds| |k|; dk likewise, over all rows of all heads that
-  share the key; dv by p b |dout| and r(rows) p |dout|;
-- dsink = -sum of p_sink delta over the rows of a head and all sequences, p_sink = exp(sink - lse),
-  by p_sink (b_sink |delta| + the error of delta) and r(rows) p_sink |delta|; dalibi = -sum of
-  p (dp - delta) d over rows and keys, d = |p - k|, by d times the error of ds before soft-cap and
-  scale, and r(rows keys) |ds| d.
+`stepwise` computes masked attention step by step. In fp64 it gives the right answer. In half
+precision it gives the results of PyTorch's operators, the measure of a kernel's allowed error.
 
-**How far off half precision is where a single number is a sum over all rows** (dsink, dalibi): out
-is rounded, so delta of a row is off by roundings of the terms dout out, which are independent, at
-most `step` = half a unit in the last place each and evenly spread: their standard deviation is
-step / sqrt(3). Weights and dp that are rounded add as much for every pair. `spread` is the root of
-the sum of squares of all these terms; four standard deviations are allowed.
+**How far off fp32 is.** Let u = 2^-24. Bounds are to first order in u. A sum of n products is off
+by r(n) u times the sum of their absolute values, with r(n) = sqrt(n). Rounding errors go up as
+often as down, and add up like a random walk (Higham and Mary, SIAM J. Sci. Comput. 41, 2019). The
+worst case is n. A query has scores s and weights p = exp(s - lse). Its out is p v, dp = dout v^T,
+delta = dout . out, ds = p (dp - delta), dq = ds k, dk = ds^T q and dv = p^T dout.
 
-So scores of size 4 and rows of many keys may be off by more, and nothing else may.
+- A score is off by r(D) S u, with S = scale |q| |k|^T. Later steps (scaling for exp2, soft-cap,
+  ALiBi, subtracting the maximum) add a few roundings of s and of the row's largest |s|.
+- A weight has the relative error **a** u: a = r(D) S + 2 (|s| + largest) + 4. The sum of weights
+  has the mean of a under p, and r(keys). So p has b = a + mean a + r(keys).
+- A weight or an entry of ds below 2^-126 may be 0.
+- out is off by p (b + r(keys)) |v|, and dp by r(Dv) |dout| |v|^T. delta is off by
+  r(Dv) |dout| |out|, and by |dout| times the error of out.
+- ds is off by p (b |dp - delta| + the errors of dp and delta + 2 (|dp| + |delta|)). With soft-cap
+  this is multiplied by its slope 1 - t^2, t = tanh(s / cap), which is off by
+  2 |t| r(D) S / cap + 8.
+- dq is off by the error of ds times |k|, and by r(keys) |ds| |k|. The same holds for dk, over all
+  rows of all heads that share the key. Last, dv is off by p b |dout| and r(rows) p |dout|.
+- dsink is -sum of p_sink delta over the rows of a head and all sequences, with
+  p_sink = exp(sink - lse). It is off by p_sink (b_sink |delta| + the error of delta), and by
+  r(rows) p_sink |delta|.
+- dalibi is -sum of p (dp - delta) d over rows and keys, with d = |p - k|. It is off by d times the
+  error of ds before soft-cap and scale, and by r(rows keys) |ds| d.
+
+**How far off half precision is if one number is a sum over all rows** (dsink, dalibi). out is
+rounded, so delta of a row is off by the roundings of its terms dout out. They are independent,
+evenly spread, and at most `step`, half a unit in the last place each. Their standard deviation is
+step / sqrt(3). Rounded weights and dp add as much for every pair. `spread` is the root of the sum
+of squares of all these terms, and four standard deviations are allowed.
+
+Large scores and rows of many keys therefore have a larger bound, and nothing else has.
 """
 
 from __future__ import annotations
@@ -302,12 +307,12 @@ class FullJudge:
         if dtype is not DType.float32:
             self._near = stepwise(q, k, v, keep, dout, dtype, **options)
 
-    def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
+    def error(self, part: str, actual: np.ndarray) -> tuple[float, float]:
         """Measure the worst row of a result against the right answer, relative to its size.
 
         Args:
             part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
-            found: the whole result, in the shape that it has in `Steps`.
+            actual: the whole result, in the shape that it has in `Steps`.
 
         Returns:
             The error and the allowance of the row with the largest ratio of both. The error is NaN
@@ -315,7 +320,7 @@ class FullJudge:
         """
         right = getattr(self.expected, part)
         if part == "lse":
-            return lse_error(found, right), SINGLE
+            return lse_error(actual, right), SINGLE
         if 0 in right.shape:
             return 0.0, SINGLE
         by_head = part in ("dsink", "dalibi")
@@ -334,7 +339,7 @@ class FullJudge:
                 near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # not relative there
                 rounded = np.maximum(epsilon * size_of_rows, near_0)
                 allowed = theirs + (rounded + _SUMS * self.expected.terms[part]) / size
-        off = norm(np.asarray(found, np.float64) - right) / size
+        off = norm(np.asarray(actual, np.float64) - right) / size
         if not np.isfinite(off).all():
             return float("nan"), float(allowed.max())
         worst = (off / allowed).argmax()

@@ -216,32 +216,32 @@ def rounding(dtype: DType | None) -> Callable[[Array], Array]:
 # ------------------------------------------------------------------ errors
 
 
-def row_error(found: Array, expected: Array) -> float:
+def row_error(actual: Array, expected: Array) -> float:
     """Largest error of a row of [B, H, N, D]; NaN where anything is NaN."""
     xp = library(expected)
-    found = wide(like(expected, found), None)
+    actual = wide(like(expected, actual), None)
     if 0 in expected.shape:
         return 0.0
     size = _norm(expected)
     usual = xp.sqrt((size**2).mean(-1))[..., None]
     usual = xp.where(usual < _VANISHING, expected.shape[-1] ** 0.5, usual)
-    return float((_norm(found - expected) / xp.maximum(size, usual)).max())
+    return float((_norm(actual - expected) / xp.maximum(size, usual)).max())
 
 
 def _norm(x: Array) -> Array:
     return library(x).sqrt((x * x).sum(-1))
 
 
-def lse_error(found: Array, expected: Array) -> float:
+def lse_error(actual: Array, expected: Array) -> float:
     """The largest |found - expected| / max(1, |expected|) of arrays [B, H, rows]; equal infinities
     agree."""
     xp = library(expected)
-    found = wide(like(expected, found), None)
+    actual = wide(like(expected, actual), None)
     if 0 in expected.shape:
         return 0.0
     with np.errstate(invalid="ignore"):
-        ratio = abs(found - expected) / abs(expected).clip(1)
-    return float(xp.where(found == expected, 0.0, ratio).max())
+        ratio = abs(actual - expected) / abs(expected).clip(1)
+    return float(xp.where(actual == expected, 0.0, ratio).max())
 
 
 class Judge:
@@ -277,7 +277,7 @@ class Judge:
             return right - more[..., None] * slide
         return right if self.expected.slide_keys is None else right - self.expected.slide_keys(more)
 
-    def verdict(self, out_read: Array | None = None, **found: Array) -> CaseVerdict:
+    def verdict(self, out_read: Array | None = None, **actual: Array) -> CaseVerdict:
         """Judge parts of a result by name: out, lse, dq, dk, dv.
 
         Args:
@@ -286,7 +286,7 @@ class Judge:
         errors = {
             part: lse_error(values, self.expected.lse) if part == "lse"
             else row_error(values, self._right(part, out_read))
-            for part, values in found.items()
+            for part, values in actual.items()
         }  # fmt: skip
         ok = all(error <= self.allowed[part] for part, error in errors.items())
         return CaseVerdict(float(np.max(list(errors.values()))), ok)

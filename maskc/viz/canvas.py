@@ -213,7 +213,7 @@ def scales(axes: Axes, drawn: Drawn, per_inch: float, names: bool = True) -> Non
 
 def _image(cells: PairCells, elements: bool) -> np.ndarray:
     """float [rows, columns, 3]: the cells' colours; a share that is live is a strength."""
-    empty, partial, full = map(_rgb, (EMPTY, PARTIAL, FULL))
+    empty, partial, full = map(rgb, (EMPTY, PARTIAL, FULL))
     share = cells.share[..., None]
     image: np.ndarray
     if elements:
@@ -225,5 +225,6 @@ def _image(cells: PairCells, elements: bool) -> np.ndarray:
     return image
 
 
-def _rgb(name: str) -> np.ndarray:
+def rgb(name: str) -> np.ndarray:
+    """A colour like #5b6470 as three numbers from 0 to 1."""
     return np.array([int(name[at : at + 2], 16) / 255 for at in (1, 3, 5)])

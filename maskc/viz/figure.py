@@ -39,11 +39,7 @@ def save(
     n_q: int,
     n_kv: int | None = None,
     name: str = "mask",
-    span: tuple[int, int, int, int] | None = None,
-    tile: tuple[int, int] | None = None,
     n_heads: int | None = None,
-    head_dim: int = 128,
-    dtype: object = "bfloat16",
     data: Mapping[str, object] | None = None,
 ) -> None:
     """Draw a mask into a file; its suffix says whether as PNG or as SVG.
@@ -53,10 +49,7 @@ def save(
         path: *.png or *.svg.
         n_q, n_kv: queries (down) and keys (right); as many keys as queries when None.
         name: the title.
-        span: (q0, q1, k0, k1), the part to draw, ends not included.
-        tile: (queries, keys) of the tiles to draw and count; suitable ones when None.
         n_heads: needed where heads differ; every distinct set gets a panel.
-        head_dim, dtype: for the costs.
         data: the arrays and parameters the mask names.
 
     Raises:
@@ -64,11 +57,7 @@ def save(
         OSError: the file cannot be written. MaskcError: as Mask.layout.
     """
     format_of(path)
-    shown = picture(
-        mask, n_q, n_kv, name=name, span=span, tile=tile, n_heads=n_heads, head_dim=head_dim,
-        dtype=dtype, data=data,
-    )  # fmt: skip
-    write(shown, path)
+    write(picture(mask, n_q, n_kv, name=name, n_heads=n_heads, data=data), path)
 
 
 def write(shown: Picture, path: str | Path) -> None:
@@ -80,34 +69,21 @@ def write(shown: Picture, path: str | Path) -> None:
 
 
 def gallery(
-    patterns: Mapping[str, Mask],
-    path: str | Path,
-    *,
-    n_q: int = 256,
-    n_kv: int | None = None,
-    columns: int = 5,
-    n_heads: int | None = None,
-    data: Mapping[str, Mapping[str, object]] | None = None,
+    patterns: Mapping[str, Mask], path: str | Path, *, n_q: int = 256, columns: int = 5
 ) -> None:
-    """Many masks side by side, one small panel each; where heads differ, the first set.
+    """Draw many masks side by side, one small panel each; where heads differ, the first set.
 
     Args:
         patterns: masks by the names to print.
         path: the picture, .png or .svg.
-        n_q, n_kv: lengths; up to 256 a side elements are drawn, beyond that tiles.
+        n_q: queries, and keys; up to 256 a side elements are drawn, beyond that tiles.
         columns: panels in a row.
-        n_heads: needed where heads differ.
-        data: for each name the arrays and parameters its mask names.
 
     Raises:
         UsageMistake, ExtraMissing, MaskcError: as `save` and `picture`.
     """
     kind = format_of(path)
-    given = data or {}
-    shown = [
-        picture(mask, n_q, n_kv, name=name, n_heads=n_heads, data=given.get(name))
-        for name, mask in patterns.items()
-    ]
+    shown = [picture(mask, n_q, None, name=name) for name, mask in patterns.items()]
     with style():
         _gallery(shown, columns).save(path, kind)
 

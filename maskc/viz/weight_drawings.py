@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maskc.viz import words
-from maskc.viz.canvas import EMPTY, LINE, MONO, QUIET, Page, format_of, style
+from maskc.viz.canvas import EMPTY, LINE, MONO, QUIET, Page, format_of, rgb, style
 
 if TYPE_CHECKING:
     from maskc.viz.weights import WeightCells, WeightMap
@@ -62,13 +62,9 @@ class WeightScale:
         return [self.low, *room, self.high]
 
 
-def _rgb(text: str) -> np.ndarray:
-    return np.array([int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-
-
 def colors(places: np.ndarray) -> np.ndarray:
     """float [..., 3]: the colour of each place from 0 to 1."""
-    anchors = np.array([_rgb(each) for each in _ANCHORS])
+    anchors = np.array([rgb(anchor) for anchor in _ANCHORS])
     at = np.linspace(0, 1, len(anchors))
     return np.stack([np.interp(places, at, anchors[:, part]) for part in range(3)], axis=-1)
 
@@ -151,13 +147,17 @@ def _hex(place: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in parts)
 
 
-def svg(shown: WeightMap, label: str, side: int = 360) -> str:
+_SIDE = 360
+"""The longer side of a heatmap, in pixels."""
+
+
+def svg(shown: WeightMap, label: str) -> str:
     """A heatmap with axes and a colour bar as an <svg> element, without style or script."""
     cells = shown.cells(_CELLS, _CELLS)
     scale = WeightScale.of(cells)
     rows, columns = cells.values.shape
     ratio = min(max(shown.n_q / max(shown.n_kv, 1), 0.25), 4.0)
-    width, height = round(side * min(1, 1 / ratio)), round(side * min(1, ratio))
+    width, height = round(_SIDE * min(1, 1 / ratio)), round(_SIDE * min(1, ratio))
     left, top, bar = 52, 22, 14
     inner = (
         f'<svg x="{left}" y="{top}" width="{width}" height="{height}" '
@@ -226,7 +226,7 @@ def _page(shown: WeightMap) -> Page:
         page.text(0.35, 0.72 + 0.17 * index, line, family=MONO, fontsize=8.5)
     page.text(0.35, 0.75 + 0.17 * len(title), shown.caption, fontsize=8.5, color=QUIET)
     image = colors(scale.place(cells.values))
-    image[cells.masked] = _rgb(MASKED)
+    image[cells.masked] = rgb(MASKED)
     axes = page.axes(left, top, width, height)
     rows, columns = cells.values.shape
     box = (0, columns * cells.covers[1], rows * cells.covers[0], 0)

@@ -98,7 +98,7 @@ attention_backward_rows(const __grid_constant__ struct Attention p) {
     const struct Rows<HEAD_DIM> to = rows_of<HEAD_DIM>(p.dq, p.dq_stride, at.batch, at.head, p.n_q);
 #pragma unroll
     for (int j = 0; j < STRIPS; j++)
-        store_strip(to, dq[j], first_q, j * STRIP, p.scale, p.joins);
+        store_strip(to, dq[j], first_q, j * STRIP, p.scale, p.accumulates);
     if (HEAD_GRADIENT) {
         slope = block_sum(slope);
         if (threadIdx.x == 0) slope_shares(p, at.batch, at.head)[at.tile] = slope;
@@ -168,9 +168,9 @@ attention_backward_columns(const __grid_constant__ struct Attention p) {
     for (int j = 0; j < OWNED; j++) {
         const i32 strip = part * OWNED + j;
         if (strip < STRIPS_V)
-            store_strip(dv, sums[j], first_k, strip * STRIP, 1.0f, p.joins);
+            store_strip(dv, sums[j], first_k, strip * STRIP, 1.0f, p.accumulates);
         else
-            store_strip(dk, sums[j], first_k, (strip - STRIPS_V) * STRIP, p.scale, p.joins);
+            store_strip(dk, sums[j], first_k, (strip - STRIPS_V) * STRIP, p.scale, p.accumulates);
     }
 }
 

@@ -97,7 +97,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const i32 q = first + lane / 4 + 8 * r;
-        joined[r] = p->joins && q < p->n_q ? lse_of(p, work, q) : MINUS_INFINITY;
+        joined[r] = p->accumulates && q < p->n_q ? lse_of(p, work, q) : MINUS_INFINITY;
     }
 #if WIDE
     __syncthreads();  // the other half has read them too, and no warp reads k or v
@@ -118,8 +118,8 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         total = total * factor + fast_exp2(sink - base);
 #endif
         const i32 row = lane / 4 + 8 * r, q = first + row;
-        const bool joins = p->joins && q < p->n_q;
-        const float weight = joins ? join_sum(joined[r], total, base, factor) : 0.0f;
+        const bool accumulates = p->accumulates && q < p->n_q;
+        const float weight = accumulates ? join_sum(joined[r], total, base, factor) : 0.0f;
         const bool empty = total == 0.0f;
         const float scale = not_zero(factor * fast_reciprocal(total)) * kept_scale(*p);
         const float share = not_zero(weight * fast_reciprocal(total));
@@ -138,7 +138,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
 #endif
             *to = empty ? 0 : pack(x[0] * scale, x[1] * scale);
         }
-        if (!joins || empty) continue;
+        if (!accumulates || empty) continue;
 #if WIDE
 #pragma unroll
         for (int n = 0; n < OWN_GROUPS; n++) {
@@ -256,7 +256,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         copy_wait<0>();  // q has arrived; its place is reused to write zeros
         __syncthreads();
 #endif
-        if (p.joins) return;  // these rows keep the earlier result
+        if (p.accumulates) return;  // these rows keep the earlier result
     }
 #pragma unroll 1
     for (i32 i = 0; i < block.list.count; i++) {
@@ -309,7 +309,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         else accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }
 #if WIDE
-#if PACKED_HEADS
+#if PACK_GQA
     if (block.work.parts > 1) {
         store_part(o, top, sum, &p, block.work);
         return;
@@ -321,7 +321,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
 }
 #if WIDE
 
-#if PACKED_HEADS
+#if PACK_GQA
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_merge(const __grid_constant__ struct Attention p) {
     merge_row(&p, blockIdx.x * WARPS + threadIdx.x / 32);

@@ -45,7 +45,7 @@ FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &lo
                     const struct Shared &shared, const struct Item &item) {
     (void)logit, (void)shared, (void)item;
 #if SCORED
-    const i32 thread = anew(threadIdx.x), first = first_row() + thread % 32 / 4;
+    const i32 thread = make_opaque(threadIdx.x), first = first_row() + thread % 32 / 4;
     const struct Steps steps = steps_from(p, item.query);
 #pragma unroll
     for (int i = 0; i < TILE_K / 4; i++) {
@@ -72,7 +72,7 @@ FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &lo
 
 // Hides columns past the last key.
 FN void hide_tail(Scores &s, i32 count) {
-    const i32 own = count - anew(threadIdx.x) % 4 * 2;
+    const i32 own = count - make_opaque(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll

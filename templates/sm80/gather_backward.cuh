@@ -120,7 +120,7 @@ FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attenti
     const struct Logit all = logit_of(&p, 0);
     const float unit = BENT ? all.unit : p.scale * LOG2E;  // signed
     const struct Steps steps = steps_from(p, item.query);
-    const i32 own = anew(threadIdx.x) % 4 * 2;
+    const i32 own = make_opaque(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < TILE_K / 8; n++) {
         if (HEAD_GRADIENT) __syncwarp();  // spreads the loads of keys: registers are short
@@ -141,7 +141,8 @@ FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attenti
                 const float gradient = weight * (dp[0][n][2 * r + e] - heads.delta[r]);
                 const bool live = column < left;
                 x[e] = live ? weight : 0.0f, y[e] = live ? gradient : 0.0f;
-                if (HEAD_GRADIENT) heads.total[r] = fmaf(y[e], fabsf(pair.apart), heads.total[r]);
+                if (HEAD_GRADIENT)
+                    heads.total[r] = fmaf(y[e], fabsf(pair.q_minus_k), heads.total[r]);
                 add_to_tables(heads.tables, r, y[e], score * p.scale, pair.query, key, pair.head,
                               pair.batch, p);
                 y[e] *= logit_slope(score, logit, p, kind, pair, y[e] != 0.0f);

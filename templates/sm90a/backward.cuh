@@ -41,7 +41,7 @@ struct Maps {
 
 #include "sm90a/lib/backward_rows.cuh"
 
-#if !APART
+#if !SEPARATE_DQ
 #include "common/lib/backward_few.cuh"
 
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -119,7 +119,7 @@ template <u32 COUNT>
 struct Ring {
     u32 steps = 0;
     FN u32 at() const { return steps % COUNT; }
-    FN u32 turn() const { return steps / COUNT % 2; }  // parity
+    FN u32 phase() const { return steps / COUNT % 2; }  // parity
     FN void next() { steps++; }
 };
 
@@ -165,7 +165,7 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
 // register.
 FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
-    return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
+    return make_opaque(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
 }
 FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
@@ -200,7 +200,7 @@ FN const float *delta_in(const struct Shared &shared, u32 at, i32 group) {
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
                  const Ring<STAGES> &stage, i32 group) {
     const u32 at = stage.at();
-    wait(shared.dout_full[at], stage.turn());
+    wait(shared.dout_full[at], stage.phase());
     if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
     begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
 }
@@ -221,7 +221,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
         seen = visible<ByKey>(p, place_of_row(p, step.row), first_key(tile, group),
                               first_query(step.word, group), mask_rows, {});
     products_wait<EARLY ? 1 : 0>();
-    pin(s);
+    fence_operand(s);
     const struct Place place = place_of_row(p, step.row);
     const struct Logit logit = logit_of(p);
     const struct Where where = where_of(place, step, p, tile, group);
@@ -236,7 +236,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     if (step.word & MASKED) apply_mask(s, seen, logit.hidden);
 #endif
     if (!LSE_EARLY) {
-        pin(s);
+        fence_operand(s);
         read_rows(lse, lse_in(shared, stage.at(), group));
     }
     to_weights(s, kept, lse, p, logit, where);
@@ -249,7 +249,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
 #endif
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     products_wait<0>();
-    pin(dp);
+    fence_operand(dp);
 }
 
 #if ADDS_DIAGONALS
@@ -294,7 +294,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     Kept kept;
     Pairs ds;
     QueryGradient dq;
-    wait(shared.q_full[at], stage.turn());
+    wait(shared.q_full[at], stage.phase());
     const struct Step step = step_in(shared, at, p);
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
 #if WITH_SHIFTS
@@ -322,20 +322,20 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     drop(dp, kept.stay, kept_scale(p));
     const struct Where where =
-        where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
+        where_of(place_of_row(p, step.row), step, p, make_opaque(column.tile), make_opaque(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
-#if APART
+#if SEPARATE_DQ
     sync_both();  // after this, no thread reads lse or delta of this step
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
     products_wait<1>();
-    pin(dv);
-    pin(kept.p);
+    fence_operand(dv);
+    fence_operand(kept.p);
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
     products_wait<0>();
-    pin(dk);
-    pin(ds);
+    fence_operand(dk);
+    fence_operand(ds);
     (void)slope, (void)dq, (void)staged;
 #else
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
@@ -349,8 +349,8 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
     products_wait<1>();
-    pin(dv);
-    pin(kept.p);
+    fence_operand(dv);
+    fence_operand(kept.p);
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
 #if ADDS_DIAGONALS
@@ -365,23 +365,23 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #endif
     products_wait<2>();
 #endif
-    pin(dq);
+    fence_operand(dq);
     await_dq(shared, turn, group, staged);
     add_dq(dq, slope, shared, p, step, turn, ALONE ? 0 : group);
 #pragma unroll
     for (int share = 1; share < OWN_SHARES; share++) {
         begin_dq(dq, tiles, at, share);
         products_wait<0>();
-        pin(dq);
+        fence_operand(dq);
         add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
     publish_dq(shared, group);
     products_wait<0>();
-    pin(dk);
+    fence_operand(dk);
 #if SPLIT_KEYS
-    pin(ds);
+    fence_operand(ds);
 #else
-    pin(dv);
+    fence_operand(dv);
     if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
 #endif
 #endif
@@ -395,7 +395,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     Ring<1> staged;
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
-        wait(shared.column_full, filled.turn());
+        wait(shared.column_full, filled.phase());
         const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
         if (column.steps < 0) break;
         Gradient dk, dv;
@@ -415,7 +415,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
     }
 #if STAGED
-    wait(shared.dq_free[group], staged.turn() ^ 1);
+    wait(shared.dq_free[group], staged.phase() ^ 1);
     if (threadIdx.x == 128) shared.dq_turn.sum = -1;
     publish_dq(shared, group);
 #elif DETERMINISTIC
@@ -423,7 +423,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         shared.turn[stage.at()].sum = -1;
         arrive(shared.q_full[stage.at()]);
     }
-    wait(shared.dq_free[group], staged.turn());
+    wait(shared.dq_free[group], staged.phase());
     publish_dq(shared, group);
 #endif
     if (thread == 0) stores_done<0>();
@@ -434,7 +434,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 
 #if DQ_LAUNCH
-#if APART
+#if SEPARATE_DQ
 #include "sm90a/lib/logit_tanh.cuh"
 
 #include "sm90a/lib/separate_dq.cuh"
@@ -449,7 +449,7 @@ attention_backward(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         const i32 warp = uniform(threadIdx.x / 32);
         if (warp == 3) {  // testing for warp 0 instead makes ptxas emit a jump table, and spill
             if (elected()) load_items(shared, p, maps);
@@ -467,7 +467,7 @@ attention_backward(const __grid_constant__ struct Attention p,
 #endif
         }
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p, maps, group - 1);
     }
 }

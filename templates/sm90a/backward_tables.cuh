@@ -6,13 +6,13 @@ attention_backward_pairs(const __grid_constant__ struct Attention p,
                          const __grid_constant__ struct Maps) {
     __shared__ __align__(16) float boards[by_pairs::WARPS][16 * by_pairs::PITCH];
 #if ADDS_DIAGONALS
-    if (SHIFTED && !APART && p.score_diagonals) return;  // the main launch already added them
+    if (SHIFTED && !SEPARATE_DQ && p.score_diagonals) return;  // the main launch already added them
 #endif
     if (by_pairs::wanted(p)) by_pairs::add_column(p, boards);
 }
 
 #if ADDS_DIAGONALS
-#if !APART
+#if !SEPARATE_DQ
 // Adds a block's share of a head's diagonal sums (one sum per distance) to the tables.
 FN void give_diagonals(const struct Attention &p) {
     const i32 line = blockIdx.x / p.tile_rows, batch = line / p.heads_q, head = line % p.heads_q;
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_tables(const __grid_constant__ struct Attention p,
                           const __grid_constant__ struct Maps) {
 #if ADDS_DIAGONALS
-    if (SHIFTED && !APART && p.score_diagonals) give_diagonals(p);
+    if (SHIFTED && !SEPARATE_DQ && p.score_diagonals) give_diagonals(p);
 #endif
     finish_tables(p, PLAIN_THREADS);
 }

@@ -86,7 +86,7 @@ FN bool heard(struct Shared &shared, i32 passes) {
 FN void copy_keys(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                   const struct Work &work, const struct Slice &k, i32 i, Ring<STAGES> &stage) {
     const i32 word = word_of(work, i, p.row_tiles, KEY_STEP, keys_end(p) - (TILE_K - KEY_STEP));
-    wait(shared.k_free[stage.at], stage.turn ^ 1);
+    wait(shared.k_free[stage.at], stage.phase ^ 1);
     shared.next[stage.at] = word;
     load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at],
                       key_point((word & INDEX) * KEY_STEP), k);
@@ -121,7 +121,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
     }
     // Wait for prefetched tiles that nobody uses: a block must not exit with copies in flight.
     for (i32 i = 0; i < ahead; i++) {
-        wait(shared.k_full[first.at], first.turn);
+        wait(shared.k_full[first.at], first.phase);
         first.next();
     }
 }
@@ -148,7 +148,7 @@ struct Rows {
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w,
                    i32 (&allowed)[2]) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
-    wait(shared.k_full[w.stage.at], w.stage.turn);
+    wait(shared.k_full[w.stage.at], w.stage.phase);
     const i32 word = uniform(shared.next[w.stage.at]), first_k = (word & INDEX) * KEY_STEP;
     struct Visible seen;
     if (word & MASKED) {
@@ -159,7 +159,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     begin_scores(s, w.q, k_tiles + w.stage.at * (K_BYTES >> 4));
     products_wait<0>();
-    pin(s);
+    fence_operand(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.stage.at]);
     w.stage.next();
     if (word & MASKED) {
@@ -173,7 +173,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     } else {
         allowed[0] += OWN, allowed[1] += OWN;
     }
-    pin(s);
+    fence_operand(s);
     return word;
 }
 
@@ -241,10 +241,10 @@ attention_choose(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p, group - 1);
         store_empty(p);
     }

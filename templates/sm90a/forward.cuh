@@ -31,7 +31,7 @@
 #if WITH_THRESHOLDS
 #include "common/lib/thresholds.cuh"
 
-#include "sm90a/lib/spared.cuh"
+#include "sm90a/lib/always_kept.cuh"
 
 #include "sm90a/lib/filter_rows.cuh"
 
@@ -65,7 +65,7 @@ struct Shared {
     i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
     struct Row row[Q_TILES];  // the row that this stage's q belongs to
-#if PACKED
+#if PACK_GQA
     i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this item's
 #endif
 #if WITH_ENTMAX
@@ -121,7 +121,7 @@ FN void initialize_again(struct Shared &shared) {
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
+    return {uniform(row.x), uniform(row.y), uniform(row.z), PACK_GQA ? uniform(row.w) : 0};
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -129,7 +129,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
-#if PACKED
+#if PACK_GQA
 #include "sm90a/lib/where_packed.cuh"
 #else
 // Maps a thread's score elements to pairs; see logit.cuh.
@@ -149,7 +149,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, row.batch, key_at(key_place + i / 4 * 8 + i % 2));
     }
-    FN float apart(const struct Attention &p, int i) const {
+    FN float q_minus_k(const struct Attention &p, int i) const {
         if (GRID_TILES) return (float)(query(p, i) - key(p, i));
         return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
@@ -200,8 +200,8 @@ FN void add_shifts(Scores &s, i32 stage, i32 group) {
 #endif
 // Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     products_begin();
 #pragma unroll
     for (int i = 0; i < PV_STEPS; i++)
@@ -221,10 +221,10 @@ FN void draw_tile(struct Staying<TILE_K / 2> &stay, const struct Dropout &d, con
 // Scheduler barrier between the consumer warpgroups (named barriers 1 .. GROUPS): they issue WGMMAs
 // in turn, so that the softmax of one overlaps the WGMMAs of the next. With a single warpgroup per
 // block, the other blocks of the SM provide the overlap.
-FN void take_turn(i32 group) {
+FN void scheduler_barrier_sync(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
-FN void pass_turn(i32 group) {
+FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
@@ -270,7 +270,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Staying<TILE_K / 2> stay;  // pairs that dropout keeps
     draw_tile(stay, dropout, row, query, word);
     products_wait<0>();
-    pin(s);
+    fence_operand(s);
     if (leader) arrive(shared.k_free[0]);
     multiply_scores(s, factors);
 #if WITH_SHIFTS
@@ -291,7 +291,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     bool storing = false;  // the previous row's output is still being stored from the other q slot
 #pragma unroll 1
     while (true) {
-        if (STREAM && storing) {
+        if (PERSISTENT && storing) {
             if (leader) {
                 stores_read<0>();
                 arrive(shared.q_free[1 - q_place.at]);
@@ -300,15 +300,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         word = uniform(next);
         if (word & END) break;
-        wait(shared.k_full[stage.at], stage.turn);
+        wait(shared.k_full[stage.at], stage.phase);
         next = shared.next[stage.at];
-#if PACKED
+#if PACK_GQA
         // pack_gqa, next part of the row: rare compared with tiles, so nothing overlaps here
         if (word & FIRST) {
-            wait(shared.v_full[last.at], last.turn);
+            wait(shared.v_full[last.at], last.phase);
             begin_output(o, weights, v_tile);
             products_wait<0>();
-            pin(o);
+            fence_operand(o);
             if (leader) arrive(shared.v_free[last.at]);
             store_part(o, softmax.top, softmax.sum, factors.unit, p, --row.part, group);
             start(softmax);
@@ -316,7 +316,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             seen = look_early(p, row, query, word, kept);
             begin_scores(s, q, k_tile);
             products_wait<0>();
-            pin(s);
+            fence_operand(s);
             if (leader) arrive(shared.k_free[stage.at]);
             finish_scores(s, p, row, query, word, kept, seen);
             raise_tops(s, factors.unit, factors.stale, softmax);
@@ -332,7 +332,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 
         // On a new row, issue its first WGMMA before the last one of the previous row has finished.
-        const bool first = STREAM && word & FIRST;
+        const bool first = PERSISTENT && word & FIRST;
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
         float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
@@ -340,7 +340,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const struct Factors old_factors = factors;
         if (first) {
             q_place.next();
-            wait(shared.q_full[q_place.at], q_place.turn);
+            wait(shared.q_full[q_place.at], q_place.phase);
             row = row_in(shared, q_place.at);
             begin_row(factors, p, row);
             query = query_of(row, group);
@@ -350,21 +350,21 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
-        take_turn(group);
+        scheduler_barrier_sync(group);
         begin_scores(s, q, k_tile);
-        wait(shared.v_full[last.at], last.turn);
+        wait(shared.v_full[last.at], last.phase);
         begin_output(o, weights, v_tile);
-        pass_turn(group);
+        scheduler_barrier_arrive(group);
 #if WITH_SHIFTS
         lay_tile(p, row, word, stage.at, group);
 #endif
         draw_tile(stay, dropout, row, query, word);
         products_wait<1>();
-        pin(s);
+        fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
-        if (SETTLE == 0) {
+        if (PV_WAIT == 0) {
             products_wait<0>();
-            pin(weights);
+            fence_operand(weights);
         }
         multiply_scores(s, factors);
 #if WITH_SHIFTS
@@ -372,16 +372,16 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
-        if (SETTLE > 1) {
+        if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);
-            pin(s);
+            fence_operand(s);
         }
         // The wait for p v is duplicated in the branches below. With a single wait, ptxas hoists it
         // above the row maxima and exponentials that should overlap the WGMMA.
         if (first) {
             products_wait<0>();
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             collect(o, long_sum, group);  // FP8: adds the fp32 sums, see sums.cuh
             begin_row(long_sum);
@@ -391,15 +391,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             clear(o);
         } else if (raised) {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             rescale(o, softmax);
             rescale(long_sum, softmax);
         } else {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
         }
         if (!first) tile_added(o, long_sum, group);
@@ -407,15 +407,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         stage.next();
         k_tile = k_tiles + stage.at * (K_BYTES >> 4);
         v_tile = v_tiles + last.at * (K_BYTES >> 4);
-        if (SETTLE < 2) exponentials(s, 0, factors.unit, softmax);
+        if (PV_WAIT < 2) exponentials(s, 0, factors.unit, softmax);
         exponentials(s, 1, factors.unit, softmax);
         drop(s, stay);
         to_weights(weights, s);
     }
-    wait(shared.v_full[last.at], last.turn);
+    wait(shared.v_full[last.at], last.phase);
     begin_output(o, weights, v_tile);
     products_wait<0>();
-    pin(o);
+    fence_operand(o);
     const u32 tile = shared_address(shared.q[q_place.at]);
     collect(o, long_sum, group);
     lower(o, softmax.sum, factors);
@@ -455,7 +455,7 @@ attention_forward(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
 #if WITH_ENTMAX
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
 #else
@@ -464,7 +464,7 @@ attention_forward(const __grid_constant__ struct Attention p,
         } while (goes_on(shared, p));
 #endif
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
 #if WITH_ENTMAX
         compute_passes(shared, p, maps, group - 1);
 #else

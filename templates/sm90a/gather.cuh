@@ -72,7 +72,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
             rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
-            wait(shared.k_free[stage.at], stage.turn ^ 1);
+            wait(shared.k_free[stage.at], stage.phase ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             begun(under, shared.k_full[stage.at]);
             if (tile == 0) {
@@ -83,7 +83,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
                 copy_heads<PIECES_QK>(shared.q, p.q, p.q_stride, item);
                 begun(under, shared.q_full);
             }
-            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            wait(shared.v_free[stage.at], stage.phase ^ 1);
             gather<PIECES_V>(shared.v[stage.at], p.v, p.v_stride, item, own);
             begun(under, shared.v_full[stage.at]);
             stage.next();
@@ -121,14 +121,14 @@ struct Where {
     FN struct HeadLogit head_logit(int i) const { return own[i / 2 % 2]; }
     FN i32 query(const struct Attention &, int) const { return item.query; }
     FN i32 key(const struct Attention &, int i) const { return own_key(i); }
-    FN float apart(const struct Attention &, int i) const { return steps.to(own_key(i)); }
+    FN float q_minus_k(const struct Attention &, int i) const { return steps.to(own_key(i)); }
     FN i32 head(int i) const { return item.head + min_i32(row + i / 2 % 2 * 8, item.heads - 1); }
     FN i32 batch() const { return item.batch; }
 };
 
 // Issues s = q k^T.
 FN void begin_scores(Scores &s, u64 q, u64 k) {
-    pin(s);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
@@ -137,8 +137,8 @@ FN void begin_scores(Scores &s, u64 q, u64 k) {
 }
 // Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
@@ -148,10 +148,10 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 
 // Scheduler barrier between the two consumer warpgroups (named barriers 1 and 2): they issue WGMMAs
 // in turn, so that the softmax of one overlaps the WGMMAs of the other.
-FN void take_turn(i32 group) {
+FN void scheduler_barrier_sync(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
-FN void pass_turn(i32 group) {
+FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
@@ -217,20 +217,20 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
         }
 #pragma unroll 1
         for (i32 tile = 0; tile < tiles; tile++) {
-            wait(shared.k_full[stage.at], stage.turn);
-            take_turn(group);
+            wait(shared.k_full[stage.at], stage.phase);
+            scheduler_barrier_sync(group);
             begin_scores(s, q, k_tiles + stage.at * (K_BYTES >> 4));
             bool raised = true;
             if (tile > 0) {
-                wait(shared.v_full[last.at], last.turn);
+                wait(shared.v_full[last.at], last.phase);
                 begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
-                pass_turn(group);
+                scheduler_barrier_arrive(group);
                 products_wait<1>();
             } else {
-                pass_turn(group);
+                scheduler_barrier_arrive(group);
                 products_wait<0>();
             }
-            pin(s);
+            fence_operand(s);
             if (leader) arrive(shared.k_free[stage.at]);
             if (leader && tile + 1 == tiles) arrive(shared.q_free);
             bend(s, p, Where{item, keys, count, row, tile});
@@ -239,19 +239,19 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
                 apply_mask(s, columns_before(count - tile * TILE_K), MINUS_INFINITY);
             raised = raise_tops(s, unit, stale, softmax);
             exponentials(s, 0, unit, softmax);
-            pin(s);
+            fence_operand(s);
             // The wait is duplicated in both branches, so that ptxas does not hoist it above the
             // row maxima.
             if (raised) {
                 asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
-                pin(o);
-                pin(weights);
+                fence_operand(o);
+                fence_operand(weights);
                 if (leader && tile > 0) arrive(shared.v_free[last.at]);
                 rescale(o, softmax);
             } else {
                 asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
-                pin(o);
-                pin(weights);
+                fence_operand(o);
+                fence_operand(weights);
                 if (leader && tile > 0) arrive(shared.v_free[last.at]);
             }
             exponentials(s, 1, unit, softmax);
@@ -260,10 +260,10 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             stage.next();
         }
         if (count > 0) {
-            wait(shared.v_full[last.at], last.turn);
+            wait(shared.v_full[last.at], last.phase);
             begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
             products_wait<0>();
-            pin(o);
+            fence_operand(o);
             if (leader) arrive(shared.v_free[last.at]);
         }
         store(o, softmax, unit, item, p, row);
@@ -277,10 +277,10 @@ attention_forward(const __grid_constant__ struct Attention p) {
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         copy_items(shared, p);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p, group - 1);
     }
 }

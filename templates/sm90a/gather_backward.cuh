@@ -73,7 +73,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
             rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
-            wait(shared.free[stage.at], stage.turn ^ 1);
+            wait(shared.free[stage.at], stage.phase ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             gather<PIECES_V>(shared.v[stage.at], p.v, p.v_stride, item, own);
             if (threadIdx.x % 8 == 0)
@@ -183,7 +183,7 @@ struct Where {
     FN i32 key(const struct Attention &, int i) const {
         return tile.keys[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
     }
-    FN float apart(const struct Attention &p, int i) const { return tile.steps.to(key(p, i)); }
+    FN float q_minus_k(const struct Attention &p, int i) const { return tile.steps.to(key(p, i)); }
     FN i32 head(int i) const {
         return item.head + min_i32(row_in_tile() + i / 2 % 2 * 8, item.heads - 1);
     }
@@ -203,7 +203,7 @@ FN void weigh(const Scores &s, const Scores &dp, Weights &weights, Weights &ds,
         struct Where where = {item, tile, {heads.logit[0], heads.logit[1]}};
         if (HEAD_GRADIENT)
 #pragma unroll
-            for (int e = 0; e < 2; e++) where.far[e] = fabsf(where.apart(p, 4 * i + e));
+            for (int e = 0; e < 2; e++) where.far[e] = fabsf(where.q_minus_k(p, 4 * i + e));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float x[2], y[2];
@@ -237,7 +237,7 @@ FN void put(u32 tile, const Weights &x) {
 
 // Issues s = q k^T, then dp = dout v^T.
 FN void begin_scores(Scores &s, u64 rows, u64 keys) {
-    pin(s);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
@@ -246,8 +246,8 @@ FN void begin_scores(Scores &s, u64 rows, u64 keys) {
 }
 // Issues dq += ds k.
 FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
-    pin(ds);
-    pin(dq);
+    fence_operand(ds);
+    fence_operand(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++) multiply_dq(dq, ds + 4 * i, k + token_step(i), true);
@@ -255,7 +255,7 @@ FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
 }
 // Issues one slab of dv = p^T dout or of dk = ds^T q. Rows are keys.
 FN void begin_slab(Slab &x, u64 weights, u64 rows) {
-    pin(x);
+    fence_operand(x);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_Q / 16; i++)
@@ -305,7 +305,7 @@ FN void add_keys(struct Shared &shared, const struct Attention &p, const struct 
 #pragma unroll
     for (int i = 0; i < 2 * SLABS; i++) {
         products_wait<0>();
-        pin(x[i % 2]);
+        fence_operand(x[i % 2]);
         const int next = i + 1;
         if (next < SLABS)
             begin_slab(x[next % 2], weights, dout + next * (Q_SLAB >> 4));
@@ -354,12 +354,12 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
                                      steps_from(p, item.query)};
             Scores s, dp;
             Weights weights, ds;
-            wait(shared.full[stage.at], stage.turn);
+            wait(shared.full[stage.at], stage.phase);
             begin_scores(s, q, along_columns(shared_address(shared.k[stage.at])));
             begin_scores(dp, dout, along_columns(shared_address(shared.v[stage.at])));
             products_wait<0>();
-            pin(s);
-            pin(dp);
+            fence_operand(s);
+            fence_operand(dp);
             halfway(s, p);
             weigh(s, dp, weights, ds, heads, item, own, p);
             sync_threads(1, 128);  // WGMMAs have finished reading the tiles
@@ -369,7 +369,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             sync_threads(1, 128);
             begin_dq(dq, ds, along_tokens(shared_address(shared.k[stage.at]), K_SLAB));
             add_keys(shared, p, item, own, units);
-            pin(dq);
+            fence_operand(dq);
             if (leader) arrive(shared.free[stage.at]);
             stage.next();
         }
@@ -385,10 +385,10 @@ attention_backward(const __grid_constant__ struct Attention p) {
     if (threadIdx.x == 0) initialize(shared);
     __syncthreads();
     if (uniform(threadIdx.x / 128) == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         copy_items(shared, p);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p);
     }
 }

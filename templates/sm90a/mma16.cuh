@@ -82,7 +82,7 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2],
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const i32 q = first + 8 * r;
-        joined[r] = p.joins && q < p.n_q ? lse_of(p, work, q) : MINUS_INFINITY;
+        joined[r] = p.accumulates && q < p.n_q ? lse_of(p, work, q) : MINUS_INFINITY;
     }
     __syncwarp();
 #pragma unroll
@@ -95,7 +95,7 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2],
         factor = fast_exp2(top[r] - base);
         total = total * factor + fast_exp2(sink - base);
 #endif
-        const float weight = p.joins ? join_sum(joined[r], total, base, factor) : 0.0f;
+        const float weight = p.accumulates ? join_sum(joined[r], total, base, factor) : 0.0f;
         if (q >= p.n_q) continue;
         if (threadIdx.x % 4 == 0) lse_of(p, work, q) = (base + fast_log2(total)) * LN2;
         const float inverse = total == 0.0f ? 0.0f : fast_reciprocal(total);
@@ -105,7 +105,7 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2],
             for (int c = 0; c < 2; c++) {
                 uint4 *const to = piece_at(p.out, p.out_stride, work.batch, work.head, q,
                                            piece_column(u, c));
-                const uint4 before = p.joins ? *to : make_uint4(0, 0, 0, 0);
+                const uint4 before = p.accumulates ? *to : make_uint4(0, 0, 0, 0);
                 *to = pack_piece(o[u], r, c, factor * inverse, weight * inverse, before);
             }
     }
@@ -125,7 +125,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         q[i] = load_slice(rows_of(p.q, p.q_stride, work.batch, work.head, p.n_q), first_q, i);
     const struct Mask mask = load_mask(&p, work.batch, work.head);
     const struct TileList list = row_tiles(&p, mask, work.batch, work.head, work.row);
-    if (list.count == 0 && p.joins) return;  // these rows keep the earlier result
+    if (list.count == 0 && p.accumulates) return;  // these rows keep the earlier result
 
     Output o;
 #pragma unroll

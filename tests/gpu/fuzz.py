@@ -53,7 +53,7 @@ class World:
     batch: int
     data: Mapping[str, Any]
     scores: np.ndarray
-    """What run-time selections rank by, [B, H, n_q, n_kv]."""
+    """Scores by which run-time selections rank, [B, H, n_q, n_kv]."""
 
     @property
     def q(self) -> np.ndarray:
@@ -76,7 +76,7 @@ class World:
 
 Meaning = Callable[[World], Any]
 Given = tuple[Any, Any]
-"""What a call is given, and what the meaning reads, by sequence."""
+"""Arguments of a call, and by sequence those that define its meaning."""
 Maker = Callable[[Rng, int, int, int], Given]
 """(random numbers, n_q, n_kv, batch)."""
 
@@ -616,7 +616,7 @@ class Fuzz:
         self, number: int, term: Term, keep: Bools, given: Mapping[str, Any],
         ranked: Mapping[str, Any], title: str,
     ) -> None:  # fmt: skip
-        """What `dense` and `count` say."""
+        """Answers of `dense` and `count`."""
         batch, heads, n_q, n_kv = keep.shape
         if ranked and batch > 1:
             return  # these questions are asked of one sequence

@@ -11,10 +11,9 @@ pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE, called, tensors  # noqa: E402
 from tests.support.exact_entmax import check_mask  # noqa: E402
-from tests.support.hopper import HOPPER, freed, nan_memory  # noqa: E402, F401
+from tests.support.hopper import freed, nan_memory, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 
 def check(mask, n_q, n_kv, *rest, **options):

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 import maskc as mc  # noqa: E402
+from tests.support import cases  # noqa: E402
 from tests.support.fp8 import check, exact, tensors  # noqa: E402
 
 DEVICE = "cuda"
@@ -15,18 +16,7 @@ E4M3 = "float8_e4m3fn"
 BITS = 2**-7
 """Of the sum of all terms' sizes: what tensor cores lose that add 1024 products with 14 bits."""
 CAUSAL = mc.causal()
-MASKS = {
-    "full": mc.full(),
-    "causal": CAUSAL,
-    "blind": CAUSAL & (mc.window(30) | mc.sinks(2)) & mc.where(lambda q, k: q % 3 > 0),
-    "prefix": CAUSAL | mc.prefix(300),
-    "dilated": CAUSAL & mc.dilated(100, stride=3),
-    "strided": CAUSAL & (mc.window(63) | mc.strided(64)),
-    "chunked": mc.chunked(192),
-    "bigbird": mc.random_blocks(64, 3, 1) | mc.window(64) | mc.global_tokens(64),
-    "pairs": mc.where(lambda q, k: (q * 7 + k * 3) % 5 < 2),
-    "heads": mc.per_head([CAUSAL & mc.window(50), CAUSAL, mc.full(), CAUSAL & mc.sinks(8)]),
-}
+MASKS = cases.masks(cases.FP8, cases.CARD)
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import (  # noqa: E402
-    check,
-    few,
-    grid,
-    indexer,
-    live_of,
-)
-from tests.support.hopper import HOPPER, freed  # noqa: E402, F401
+from tests.support.gathered import check, few, grid, indexer, live_of  # noqa: E402
+from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}
@@ -171,7 +164,7 @@ def test_deterministic_gradients_of_other_sizes(scale):
 
 
 def test_deterministic_gradients_beside_anything():
-    """What nobody chose does not count, however large; NaN stays with the keys it reaches."""
+    """Keys that nobody chose do not count, however large; NaN stays with the keys it reaches."""
     mask = mc.topk(30, mc.full(), **SHARED)
     scores = grid((40, 120))
     scores[:, 100:] = -9.0

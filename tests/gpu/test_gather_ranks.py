@@ -1,4 +1,4 @@
-"""What single keys that heads choose together are ranked by, on a Hopper or in its emulator: given
+"""Ranks of single keys that heads choose together, on a Hopper or in its emulator: given
 scores and indexers, of all types, and rows of any length. Results against fp64 over what the
 reference chooses.
 """
@@ -18,17 +18,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import (  # noqa: E402
-    check,
-    few,
-    grid,
-    indexer,
-    with_factors,
-)
-from tests.support.hopper import HOPPER, freed  # noqa: E402, F401
+from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
+from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}
@@ -120,7 +113,7 @@ def test_an_indexer_in_e4m3(heads, dim):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, E4M3])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_keys_of_an_indexer_with_factors(dtype, batch):
-    """Of all sequences or of each, in any floating-point dtype."""
+    """For all sequences or for each, in any floating-point dtype."""
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     kind = torch.bfloat16 if dtype == E4M3 else dtype
     data = with_factors(indexer(batch, 6, 40, 140, 128, dtype=dtype), dtype=kind)
@@ -202,7 +195,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("wanted", [5, 700, 5000])
 def test_long_rows(name, wanted):
-    """Of more keys than a list of candidates holds."""
+    """More keys than a list of candidates holds."""
     torch.manual_seed(0)
     mask = mc.topk(wanted, CAUSAL, **SHARED) | mc.window(3)
     scores = LONG[name](grid((2, 12_000)))

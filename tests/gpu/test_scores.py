@@ -23,7 +23,7 @@ DEVICE = "cuda"
 B, H, HKV = 2, 4, 2
 TOLERANCES = {torch.float32: 3e-5, torch.bfloat16: 0.03, torch.float16: 0.005}
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
-"""Of stored numbers, relative."""
+"""Relative to stored numbers."""
 
 
 def tensors(n_q, n_kv, dim, dtype, seed=0):
@@ -36,7 +36,7 @@ def tensors(n_q, n_kv, dim, dtype, seed=0):
 
 
 def eager(score_mod, live, q, k, v, logits_too=False):
-    """What FlexAttention means, in float64: the score_mod on all pairs at once."""
+    """FlexAttention's meaning in float64: the score_mod on all pairs at once."""
     q, k, v = (x.double() for x in (q, k, v))
     batch, heads, n, dim = q.shape
     axes = [torch.arange(size, device=DEVICE) for size in (batch, heads, n, k.shape[2])]
@@ -48,7 +48,7 @@ def eager(score_mod, live, q, k, v, logits_too=False):
 
 
 def terms(score_mod, live, given, dout):
-    """How much the pairs' shares of a table's gradient add up to where none cancels another.
+    """The sum of the pairs' shares of a table's gradient where none cancels another.
 
     They cancel where an entry is shared by whole rows, whose slopes of the logits add up to 0: of
     the sum of 25,000 that a head's pairs make, 17 are left.
@@ -332,8 +332,10 @@ def test_data_on_the_device(name, target, kind):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_in_one_graph(backend):
+def test_in_one_graph(backend, monkeypatch):
     torch._dynamo.reset()
+    # Inductor would start a pool of compiling processes in each test worker.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     rows = torch.randn(H, 2 * 300, device=DEVICE, requires_grad=True)
     score = mc.score(lambda s, q, k, h: s * mc.param("rate", 0.5) + mc.table("rows")[h, q - k])
     mask = mc.causal()

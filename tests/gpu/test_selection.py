@@ -5,7 +5,6 @@ Inputs lie on a grid so coarse that scores are exact in fp32: fp64 chooses the s
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import maskc as mc
@@ -16,6 +15,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
+from tests.support import cases  # noqa: E402
+from tests.support.chosen_keys import live_of, on_grid  # noqa: E402
 from tests.support.exact_attention import DEVICE, called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     GPU,
@@ -32,38 +33,12 @@ if not GPU:
     pytest.skip("no GPU", allow_module_level=True)
 
 HEADS = 4
-MASKS = {
-    "moba": mc.chunked(32) | mc.topk(2, mc.causal(), score="block_mean", block=32),
-    "given": mc.topk(3, mc.causal(), score="given", block=64, q_block=64) | mc.window(40),
-    "group": mc.topk(2, mc.full(), score="given", block=16, q_block=8, share="group"),
-    "indexer": mc.topk(2, mc.causal(), score="indexer", block=32, share="all") | mc.sinks(1),
-    "products": mc.topk(2, mc.window(90), block=16, q_block=2),
-    "without": mc.causal() - mc.topk(1, mc.causal(), score="given", block=64),
-    "heads": mc.per_head([
-        mc.topk(1, mc.causal(), score="block_mean", block=64), mc.causal(),
-        mc.topk(3, mc.full(), block=16), mc.window(9) ^ mc.topk(1, mc.full(), block=128),
-    ]),
-}  # fmt: skip
+MASKS = cases.masks(cases.SELECTIONS, cases.CARD)
 SIZES = [(1, 1), (130, 128), (333, 777), (300, 65)]
-
-
-def on_grid(made):
-    """The first two in steps of 1 / 16."""
-    return [*((x * 16).round() / 16 for x in made[:2]), *made[2:]]
 
 
 def on_device(data):
     return {name: torch.as_tensor(x, device=DEVICE) for name, x in data.items()}
-
-
-def live_of(mask, q, k, data):
-    """bool [batch, heads, n_q, n_kv], by the reference."""
-    (batch, heads, n_q, _), n_kv = q.shape, k.shape[2]
-    found = mask.dense(n_q, n_kv, n_heads=heads, heads_kv=k.shape[1], q=q, k=k, **data)
-    if found.ndim == 3:
-        found = found[:, None] if len(found) == batch else found[None]
-    shape = (batch, heads, n_q, n_kv)
-    return torch.tensor(np.broadcast_to(found, shape).copy(), device=DEVICE)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -83,7 +58,7 @@ def test_both_passes(name, mode):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, deterministic):
-    """Of the forward pass and of the deterministic backward pass."""
+    """Results of the forward pass and of the deterministic backward pass."""
     if not HOPPER:
         pytest.skip("no Hopper GPU")
     mask = MASKS[name]

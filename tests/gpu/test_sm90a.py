@@ -18,6 +18,7 @@ from maskc.verify.samples import sample_data
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from tests.support.cases import RANGES  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     DEVICE,
     called,
@@ -34,7 +35,6 @@ from tests.support.hopper import (  # noqa: E402
     BAND,
     DIMS,
     HEADS,
-    HOPPER,
     SIZES,
     WAYS,
     check,
@@ -43,12 +43,12 @@ from tests.support.hopper import (  # noqa: E402
     half,
     modes,
     needs_backward,
+    needs_hopper,
     way,
 )
 from tests.support.patterns import static_patterns  # noqa: E402
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 PATTERNS = static_patterns()  # for the others see test_selection.py
 
@@ -140,15 +140,15 @@ def test_bits_for_many_pairs(name, dim, mode):
         check(attn, made, live_pairs(BITS[name], n_q, n_kv, heads=heads))
 
 
+@pytest.mark.parametrize("mask", RANGES, ids=str)
+@pytest.mark.parametrize("form", ["large", "small"])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_closed_form_ranges(dim):
-    for mask in (mc.full(), mc.causal(), mc.window(100, 20), mc.prefix(77)):
-        for form in ("large", "small"):
-            attn = compiled(mask, dim, mode=form)
-            assert attn.unit.ranges
-            for n_q, n_kv in [(1, 1), (255, 257), (500, 500), (700, 333)]:
-                live = live_pairs(mask, n_q, n_kv)
-                check(attn, tensors(n_q, n_kv, dim, torch.bfloat16, dim), live)
+def test_closed_form_ranges(dim, form, mask):
+    attn = compiled(mask, dim, mode=form)
+    assert attn.unit.ranges
+    for n_q, n_kv in [(1, 1), (255, 257), (500, 500), (700, 333)]:
+        live = live_pairs(mask, n_q, n_kv)
+        check(attn, tensors(n_q, n_kv, dim, torch.bfloat16, dim), live)
 
 
 def test_rows_and_columns_that_see_nothing():
@@ -237,17 +237,15 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("names", ["plain", "extras"])
-def test_features(names, dim):
-    chosen = [name for name in FEATURES if ("scale" in name) == (names == "plain")]
-    mask = BAND | mc.prefix(3) if names == "plain" else mc.causal() & mc.window(150)
-    for name in chosen:
-        heads, options = FEATURES[name]
-        for mode in WAYS if dim <= 128 else WAYS[:2]:
-            attn = compiled(mask, dim, mode=mode)
-            for n_q, n_kv in [(65, 65), (300, 333), (333, 300)]:
-                live, features = live_pairs(mask, n_q, n_kv), {**vectors(heads, HEADS), **options}
-                check(attn, tensors(n_q, n_kv, dim, torch.bfloat16), live, **features)
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name, dim):
+    mask = BAND | mc.prefix(3) if "scale" in name else mc.causal() & mc.window(150)
+    heads, options = FEATURES[name]
+    for mode in WAYS if dim <= 128 else WAYS[:2]:
+        attn = compiled(mask, dim, mode=mode)
+        for n_q, n_kv in [(65, 65), (300, 333), (333, 300)]:
+            live, features = live_pairs(mask, n_q, n_kv), {**vectors(heads, HEADS), **options}
+            check(attn, tensors(n_q, n_kv, dim, torch.bfloat16), live, **features)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 8), (6, 2), (8, 1), (16, 4)])

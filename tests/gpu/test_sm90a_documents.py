@@ -5,7 +5,7 @@ Run with `make test-gpu`.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,29 +17,26 @@ from maskc.runtime.device_lists.lists_launch import ListsPlan
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from tests.support import cases  # noqa: E402
+from tests.support.documents import (  # noqa: E402
+    lengths_on_device,
+    lengths_on_host,
+    neighbours_change_no_bit,
+)
 from tests.support.exact_attention import DEVICE, called, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     DIMS,
-    HOPPER,
     check,
     compiled,
     freed,  # noqa: F401
     nan_memory,
+    needs_hopper,
     no_waiting,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
-DOCUMENTS = mc.documents("doc")
-MASKS = {
-    "full": DOCUMENTS,
-    "causal": DOCUMENTS & mc.causal(),
-    "window": DOCUMENTS & mc.window(100, 30),
-    "sinks": DOCUMENTS & (mc.window(200) | mc.sinks(5)) & mc.causal(),
-    "few": DOCUMENTS & mc.prefix(150),
-    "nothing": DOCUMENTS - mc.prefix(1 << 20),
-}
+MASKS = cases.masks(cases.DOCUMENTS, cases.CARD)
 
 
 def packed(n: int, longest: int, rng) -> np.ndarray:
@@ -79,7 +76,7 @@ def listed(attn) -> bool:
 @pytest.mark.parametrize("kind", ["packed", "short", "shorter", "runs", "any"])
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, kind):
-    """Of all results of the forward and the deterministic backward."""
+    """All results of the forward and the deterministic backward pass."""
     attn = compiled(MASKS[name], 128)
     for number, (batch, n) in enumerate([(1, 1), (2, 130), (3, 777), (1, 2999)]):
         made, doc = tensors(n, n, 128, torch.bfloat16, number, batch=batch), ids(kind, batch, n)
@@ -158,43 +155,21 @@ def test_strided_ids():
     ("name", "dim"), [("full", 128), ("window", 128), *(("causal", dim) for dim in DIMS)]
 )
 def test_neighbours_change_no_bit(name, dim):
-    attn = compiled(MASKS[name], dim)
-    for own in (1, 37, 128, 200, 1500):
-        made = tensors(own, own, dim, torch.bfloat16, own, batch=1)[:3]
-        alone = attn(*made, return_lse=True, doc=on_device([7] * own))
-        for before, behind in (([300], [5, 600]), ([64, 65, 66], []), ([129, 64, 700], [333])):
-            lengths = [*before, own, *behind]
-            start = sum(before)
-            rest = tensors(sum(lengths), sum(lengths), dim, torch.bfloat16, 1, batch=1)[:3]
-            for x, y in zip(rest, made, strict=True):
-                x *= 4
-                x[:, :, start : start + own] = y
-            ends = on_device([0, *accumulate(lengths)])
-            found = attn(*rest, return_lse=True, doc=mc.cu_seqlens(ends))
-            for x, y in zip(found, alone, strict=True):
-                assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
+    neighbours_change_no_bit(
+        compiled(MASKS[name], dim), dim, (1, 37, 128, 200, 1500), lambda own: on_device([7] * own),
+        [([300], [5, 600]), ([64, 65, 66], []), ([129, 64, 700], [333])], [lengths_on_device],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
 def test_neighbours_change_no_bit_of_short_documents(name, dim):
     """In the smaller tiles that the promised length asks for, on the device and on the host."""
-    attn = compiled(MASKS[name], dim)
-    for own in (1, 37, 64, 80):
-        made = tensors(own, own, dim, torch.bfloat16, own, batch=1)[:3]
-        alone = attn(*made, return_lse=True, doc=mc.cu_seqlens(on_device([0, own]), 80))
-        for before, behind in (([30], [5, 60]), ([64, 65, 66], []), ([79, 64, 70] * 20, [33] * 9)):
-            lengths = [*before, own, *behind]
-            start = sum(before)
-            rest = tensors(sum(lengths), sum(lengths), dim, torch.bfloat16, 1, batch=1)[:3]
-            for x, y in zip(rest, made, strict=True):
-                x *= 4
-                x[:, :, start : start + own] = y
-            ends = [0, *accumulate(lengths)]
-            for given in (on_device(ends), np.array(ends)):
-                found = attn(*rest, return_lse=True, doc=mc.cu_seqlens(given, max_seqlen=80))
-                for x, y in zip(found, alone, strict=True):
-                    assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
+    on_both = [partial(where, most=80) for where in (lengths_on_device, lengths_on_host)]
+    neighbours_change_no_bit(
+        compiled(MASKS[name], dim), dim, (1, 37, 64, 80), lambda own: on_both[0]([own]),
+        [([30], [5, 60]), ([64, 65, 66], []), ([79, 64, 70] * 20, [33] * 9)], on_both,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -335,11 +310,11 @@ def test_other_views_run_through_the_host():
     assert not listed(attn)
 
 
-def test_checked_layouts_run_through_the_host(monkeypatch):
+def test_checked_lists_are_the_same(monkeypatch):
     monkeypatch.setenv("MASKC_CHECK", "1")
     attn, doc = compiled(MASKS["sinks"], 64), ids("packed", 2, 300)
     made = tensors(300, 300, 64, torch.bfloat16)
     found = called(attn, *made, {"doc": on_device(doc)}, deterministic=True)
-    assert not listed(attn)
+    assert listed(attn)
     monkeypatch.delenv("MASKC_CHECK")
     assert not alike(called(attn, *made, {"doc": on_device(doc)}, deterministic=True), found)

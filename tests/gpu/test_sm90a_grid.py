@@ -11,11 +11,18 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from tests.support.exact_attention import DEVICE, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import HOPPER, check, compiled, freed, half, modes  # noqa: E402, F401
+from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
+from tests.support.hopper import (  # noqa: E402, F401
+    check,
+    compiled,
+    freed,
+    half,
+    modes,
+    needs_hopper,
+    replayed_alike,
+)
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 PATTERNS = Path(__file__).parents[2] / "patterns"
 
@@ -146,12 +153,4 @@ def test_a_large_window_takes_boxes_by_itself():
 def test_a_graph():
     attn = compiled(SOLID["video"], 64, mode="grid")
     q, k, v, _ = tensors(630, 630, 64, half("bfloat16"), 3)
-    want = attn(q, k, v)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = attn(q, k, v)
-    out.zero_()
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize(DEVICE)
-    assert torch.equal(out, want)
+    replayed_alike(attn, q, k, v)

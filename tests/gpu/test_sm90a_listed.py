@@ -13,24 +13,19 @@ pytestmark = pytest.mark.gpu
 from maskc.core.errors import DataRange  # noqa: E402
 from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    DEVICE,
-    called,
-    live_pairs,
-    tensors,
-    vectors,
-)
+from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402, F401
-    HOPPER,
     TARGET,
     check,
     freed,
     half,
+    in_parts,
+    needs_hopper,
     no_waiting,
+    same_bits,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 IDS = sorted(np.random.default_rng(0).choice(1500, 40, replace=False).tolist())
 MASKS = {
@@ -39,11 +34,6 @@ MASKS = {
     "rows": mc.window(30, 30) | mc.global_tokens(IDS).rows,
 }
 SIZES = [(1024, 1024), (1500, 1111), (700, 1500), (65, 129), (1, 300)]
-
-
-def in_parts(mask, dim=64, dtype="bfloat16"):
-    made = mask.compile(head_dim=dim, dtype=dtype, target=TARGET)
-    return CompiledMask(made.bundle, TARGET, in_parts=True)
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -84,10 +74,7 @@ def test_whole_and_in_parts_agree():
 
 def test_the_same_bits_on_every_run():
     attn, made = in_parts(MASKS["both"]), tensors(1024, 1024, 64, half("bfloat16"))
-    first = called(attn, *made, deterministic=True)
-    for _ in range(20):
-        again = called(attn, *made, deterministic=True)
-        assert all(torch.equal(again[name], x) for name, x in first.items())
+    same_bits(attn, made, 20, deterministic=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])

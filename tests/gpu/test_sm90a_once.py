@@ -13,16 +13,15 @@ pytestmark = pytest.mark.gpu
 from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     DIMS,
-    HOPPER,
     check,
     compiled,
     freed,  # noqa: F401
     modes,
     needs_backward,
+    needs_hopper,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 
 @pytest.mark.parametrize("form", ["large", "small"])

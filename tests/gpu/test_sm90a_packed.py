@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import HOPPER, check, compiled, freed, half, modes  # noqa: E402, F401
+from tests.support.hopper import check, compiled, freed, half, modes, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 MASKS = {
     "causal": mc.causal(),

@@ -9,15 +9,18 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
-from maskc.runtime import planner  # noqa: E402
-from tests.support.exact_attention import DEVICE, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import HOPPER, check, compiled, freed, half  # noqa: E402, F401
+from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
+from tests.support.hopper import (  # noqa: E402, F401
+    check,
+    compiled,
+    freed,
+    half,
+    needs_hopper,
+    replayed_alike,
+)
+from tests.support.residues import run_in_classes  # noqa: E402
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 SLASHES = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
 MASKS = {
@@ -32,11 +35,7 @@ SIZES = [(512, 512), (513, 513), (387, 387), (130, 131), (300, 555), (555, 300),
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Whatever can run in parts does."""
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(
-        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
-    )  # not remembered
+    run_in_classes(monkeypatch)
 
 
 def aligned(name, n_q, n_kv):
@@ -81,15 +80,7 @@ def test_tokens_before_heads(name):
 def test_a_graph():
     attn = compiled(MASKS["exponential"], 64)
     q, k, v, _ = tensors(640, 640, 64, half("bfloat16"), 3, batch=1)
-    want = attn(q, k, v)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = attn(q, k, v)
-    out.zero_()
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize(DEVICE)
-    assert torch.equal(out, want)
+    replayed_alike(attn, q, k, v)
 
 
 def test_every_token_of_a_long_sequence():

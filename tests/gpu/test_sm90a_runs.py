@@ -31,7 +31,6 @@ from tests.support.hopper import (  # noqa: E402
     BACKWARD,
     BAND,
     DIMS,
-    HOPPER,
     WAYS,
     check,
     compiled,
@@ -39,10 +38,10 @@ from tests.support.hopper import (  # noqa: E402
     modes,
     nan_memory,
     needs_backward,
+    needs_hopper,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 
 # ------------------------------------------------------------------ poison

@@ -16,16 +16,15 @@ pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
-    HOPPER,
     WAYS,
     check,
     compiled,
     freed,  # noqa: F401
     modes,
+    needs_hopper,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 SHORT = {
     "blocks of 16": mc.block_diagonal(16),

@@ -17,7 +17,6 @@ from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, v
 from tests.support.hopper import (  # noqa: E402
     BAND,
     DIMS,
-    HOPPER,
     SIZES,
     check,
     compiled,
@@ -25,12 +24,12 @@ from tests.support.hopper import (  # noqa: E402
     half,
     nan_memory,
     needs_backward,
+    needs_hopper,
     parts_of,
     with_rules,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 LONGFORMER = mc.window(20, 20) | mc.global_tokens([0, 3])
 MASKS = {

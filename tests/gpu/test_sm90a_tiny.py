@@ -13,40 +13,30 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from tests.support.exact_attention import called, live_pairs, tensors, vectors  # noqa: E402
+from tests.support import cases  # noqa: E402
+from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
-    HOPPER,
     check,
     compiled,
     freed,  # noqa: F401
     half,
     modes,
+    needs_hopper,
+    same_bits,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
-ALONE = {
-    "blocks of 16": mc.block_diagonal(16),
-    "blocks of 4": mc.block_diagonal(4),
-    "gaps": mc.block_diagonal(8) & mc.where(lambda q, k: (q + k) % 3 > 0),
-    "empty rows": mc.block_diagonal(16) & mc.where(lambda q, k: (q // 16 % 2 == 0) & (q % 5 > 0)),
-}
-SHORT = {
-    "window": mc.window(15),
-    "both sides": mc.window(20, 9),
-    "blocks of 32": mc.block_diagonal(32),
-    "blocks across tiles": mc.block_diagonal(12),
-}
+ALONE, MASKS = (cases.masks(table, cases.CARD) for table in (cases.TINY_ALONE, cases.TINY))
 LENGTHS = [(1, 1), (15, 17), (64, 64), (333, 777), (777, 333), (4096, 4096)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [64])
-@pytest.mark.parametrize("name", [*ALONE, *SHORT])
+@pytest.mark.parametrize("name", MASKS)
 def test_lengths(name, dim, dtype):
-    mask = {**ALONE, **SHORT}[name]
+    mask = MASKS[name]
     attn = compiled(mask, dim, dtype, mode="tiny")
     for n_q, n_kv in LENGTHS:
         made = tensors(n_q, n_kv, dim, half(dtype), heads=8, kv_heads=2)
@@ -58,7 +48,7 @@ def test_lengths(name, dim, dtype):
 @pytest.mark.parametrize("dim", [64])
 @pytest.mark.parametrize("name", ["gaps", "empty rows", "both sides"])
 def test_features(name, dim):
-    mask, n = {**ALONE, **SHORT}[name], 1000
+    mask, n = MASKS[name], 1000
     attn, live = compiled(mask, dim, mode="tiny"), live_pairs(mask, n, n)
     made = tensors(n, n, dim, torch.bfloat16)
     check(attn, made, live, softcap=3.0)
@@ -78,10 +68,7 @@ def test_calls_take_them(dim):
 def test_the_same_bits_on_every_run():
     mask, n = ALONE["gaps"], 4000
     attn, made = compiled(mask, 64), tensors(n, n, 64, torch.bfloat16, heads=8, kv_heads=2)
-    first = called(attn, *made)
-    for _ in range(5):
-        again = called(attn, *made)
-        assert all(torch.equal(again[name], x) for name, x in first.items())
+    same_bits(attn, made, 5)
     assert BACKWARD in modes(attn)
 
 

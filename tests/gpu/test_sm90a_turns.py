@@ -15,15 +15,14 @@ from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.layout.work.deterministic_order import HELD  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
-    HOPPER,
     check,
     compiled,
     freed,  # noqa: F401
     needs_backward,
+    needs_hopper,
 )
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 MASK = mc.block_table("t", 128)
 FORMS = [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)]

@@ -9,10 +9,6 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
-from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     DEVICE,
@@ -22,6 +18,7 @@ from tests.support.exact_attention import (  # noqa: E402
     tensors,
     wrong,
 )
+from tests.support.residues import run_in_classes  # noqa: E402
 
 CAUSAL, BF16 = mc.causal(), torch.bfloat16
 SLASHES = CAUSAL & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
@@ -49,9 +46,7 @@ def judged(attn, made, live, data=None, **options):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_residue_classes(name, deterministic, target, monkeypatch):
     """Dilated masks as dense bands, each launch joining its rows with those before."""
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_analyse_heads", driver._analyse_heads.__wrapped__)
+    run_in_classes(monkeypatch)
     attn = RESIDUES[name].compile(64, target=target)
     for n in (512, 387):
         made, live = tensors(n, n, 64, BF16, n), live_pairs(RESIDUES[name], n, n)

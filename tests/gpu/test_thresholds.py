@@ -21,10 +21,9 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_passes,
 )
 from tests.support.exact_attention import DEVICE, tensors  # noqa: E402
-from tests.support.hopper import HOPPER, freed  # noqa: E402, F401
+from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 
 @pytest.mark.parametrize("target", TARGETS)

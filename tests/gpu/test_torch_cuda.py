@@ -19,10 +19,9 @@ checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 from maskc.core.attention_call import DEFAULTS  # noqa: E402
 from maskc.integrations.torch import handles  # noqa: E402
 from maskc.integrations.torch.keywords import packed_call  # noqa: E402
-from tests.support.hopper import HOPPER, no_waiting  # noqa: E402
+from tests.support.hopper import needs_hopper, no_waiting  # noqa: E402
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 MASKS = {

@@ -33,10 +33,10 @@ from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.arrays.known import LIBRARIES
-from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
 from maskc.runtime.launch.prepared import PreparedLaunch
 from maskc.runtime.launch.recording import Blank
+from maskc.runtime.torch_calls import through_torch
 from tests.support.bundles import bundle
 
 HALF = DType.bfloat16

@@ -70,6 +70,16 @@ SHOWN = {
         "MC512  the pieces of this mask are not equal to the mask: two of them overlap\n"
         "    hint: this is a defect of maskc: please report it with the pattern"
     ),
+    errors.ListsNotRead(at="MASKC_CHECK"): (
+        "MC691 MASKC_CHECK  this call runs later, in a CUDA graph or a program of JAX: "
+        "its lists are not made yet\n"
+        "    hint: make the call outside once, or unset MASKC_CHECK"
+    ),
+    errors.WrongDeviceLists("tile row 0, tile 2", "empty", "full"): (
+        "MC690  lists that the GPU made are wrong: tile row 0, tile 2: empty on the GPU, "
+        "full on the host\n"
+        "    hint: please report this with the pattern, the lengths and the data"
+    ),
     errors.CheckFailed("out is off by 0.5"): (
         "MC602  out is off by 0.5\n"
         "    hint: the kernel and the dense oracle disagree: please report this with the pattern"

@@ -102,7 +102,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
         places = [x for first, count in work.came.stretches for x in range(first, first + count)]
         buffer[places] = came
         for call in work.calls:
-            keys = (own if call.own else buffer)[call.key : call.key + call.keys]
+            keys = (own if call.own_keys else buffer)[call.key : call.key + call.keys]
             _counted(count, own[call.row : call.row + call.rows], keys, call)
         for guest in work.guests:
             leaving = made.work(guest.home).leaving

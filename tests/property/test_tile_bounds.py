@@ -25,14 +25,7 @@ from maskc.layout import bind_arrays
 from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.data_tiles import hull, split
 from maskc.layout.tiles.elements import Elements
-from tests.property.test_layout_engine import (
-    ARRAYS,
-    ATOMS,
-    WIDTH,
-    classes,
-    dense,
-    formula,
-)
+from tests.property.test_layout_engine import ARRAYS, ATOMS, WIDTH, classes, dense, formula
 
 N = 50
 READ = ["vector", "sorted", "table"]  # whose bounds are exact, in both languages

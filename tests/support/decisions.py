@@ -23,7 +23,7 @@ import numpy as np
 
 import maskc as mc
 from maskc import driver
-from maskc.core.bundle import PACKED, Mode
+from maskc.core.bundle import PACK_GQA, Mode
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import Target
@@ -191,7 +191,7 @@ class Decider:
 
 def _source(name: str, plan: LaunchPlan) -> str:
     """The source of a launch plan and its mode."""
-    packed = f" of {plan.packed} heads" if plan.mode == PACKED else ""
+    packed = f" of {plan.packed} heads" if plan.mode == PACK_GQA else ""
     return f"{name}{plan.unit.key} {plan.mode}{packed}"
 
 

@@ -26,7 +26,7 @@ FORWARD = SourceUnit(
     "sm_90a", "forward", TILE, False, (Direction.forward,),
     (
         ("usual", mode(Launch("attention_forward", Grid.items, 384, 1000))),
-        ("stream", mode(Launch("attention_forward", Grid.stream, 384, 2000), macro="STREAM")),
+        ("stream", mode(Launch("attention_forward", Grid.stream, 384, 2000), macro="PERSISTENT")),
     ),
     QKVO, WorkList(1 << 16),
 )  # fmt: skip

@@ -13,13 +13,13 @@ import torch
 
 import maskc as mc
 from maskc.build import toolchain
-from maskc.core.bundle import APART
+from maskc.core.bundle import SEPARATE_DQ
 from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator.machine import installed
-from tests.support.exact_attention import DEVICE, called, results, wrong
+from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
 
 TARGET, HEADS = "sm_90a", 4
 PASSES = Target.named(TARGET).directions
@@ -82,11 +82,11 @@ def compiled(
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if mode.endswith(APART):
-            units = tuple(_only(u, APART) if _backward(u) else u for u in units)
+        if mode.endswith(SEPARATE_DQ):
+            units = tuple(_only(u, SEPARATE_DQ) if _backward(u) else u for u in units)
         else:
-            units = tuple(unit.without(APART) for unit in units)
-        if not mode.endswith((APART, "small", "large", "grid", "tiny")):
+            units = tuple(unit.without(SEPARATE_DQ) for unit in units)
+        if not mode.endswith((SEPARATE_DQ, "small", "large", "grid", "tiny")):
             name = "stream" if mode.endswith("stream") else "usual"
             units = tuple(u if _backward(u) else _only(u, name) for u in units)
     if row_tiles is not None:
@@ -95,6 +95,12 @@ def compiled(
         backward["most_tiles"] = most_tiles
     made = CompiledMask(replace(attn.bundle, units=units, parts=parts), TARGET, held=attn.held)
     return with_rules(made, forward, backward)
+
+
+def in_parts(mask, dim=64, dtype="bfloat16"):
+    """A compiled mask that runs in parts over listed tokens."""
+    made = mask.compile(head_dim=dim, dtype=dtype, target=TARGET)
+    return CompiledMask(made.bundle, TARGET, in_parts=True)
 
 
 def with_rules(attn, forward, backward):
@@ -171,6 +177,42 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
         again = called(attn, q, k, v, **options)
         assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
     return found
+
+
+def same_bits(attn, made, runs, card=None, **options):
+    """Check that several runs give the same bits; an emulated card draws an order of threads for
+    each. Returns the results."""
+    first = called(attn, *made, **options)
+    for run in range(1, runs + 1):
+        if card is not None:
+            card.seed = 1000 * run
+        again = called(attn, *made, **options)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+    return first
+
+
+def replayed_alike(attn, q, k, v):
+    """Check that a CUDA graph of a call gives what the call gives."""
+    want = attn(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attn(q, k, v)
+    out.zero_()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize(DEVICE)
+    assert torch.equal(out, want)
+
+
+def given(n_q, n_kv, dim=64, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
+    """q, k, v and dout of two query heads over one, by default."""
+    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
+
+
+def needs_hopper():
+    """Skip a file without a Hopper."""
+    if not HOPPER:
+        pytest.skip("no Hopper GPU", allow_module_level=True)
 
 
 def half(dtype):

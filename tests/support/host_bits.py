@@ -64,7 +64,7 @@ class HostBits:
             packed: heads whose queries are rows of one tile.
         """
         text = _BACKWARD if Direction.backward in unit.directions else _FORWARD
-        self._probe = Probe(unit.source, text, ("PACKED",) if packed > 1 else ())
+        self._probe = Probe(unit.source, text, ("PACK_GQA",) if packed > 1 else ())
         self._bundle, self._unit, self._packed = bundle, unit, packed
 
     def live(

@@ -53,7 +53,7 @@ class Capture:
         called = SelectedPlan.called
 
         def remember(plan, given):
-            plans[id(plan.own)] = plan
+            plans[id(plan.main)] = plan
             return called(plan, given)
 
         def run(_, plan, sent, pointers, *rest):
@@ -65,7 +65,7 @@ class Capture:
 
 
 def read(plan: SelectedPlan, pointers: tuple[int, ...]) -> Lists:
-    own, numbers = plan.own, ATTENTION.from_buffer_copy(plan.own.numbers)
+    own, numbers = plan.main, ATTENTION.from_buffer_copy(plan.main.numbers)
     made = dict(zip((*POINTERS, *LISTED_POINTERS), pointers, strict=False))
     arrays = pointers[len(POINTERS) + len(LISTED_POINTERS) :]
     batch, heads = numbers.batch, numbers.heads_q

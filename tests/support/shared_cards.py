@@ -139,7 +139,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         of_buffer = ExchangedRows(1, hkv, dim, dim).keys(
             torch.zeros(work.size, 2 * hkv * dim, device=device, dtype=case.dtype)
         )
-        k = of_own if call.own else of_buffer
+        k = of_own if call.own_keys else of_buffer
         forward = passes.Forward(step, q, k, k, None, None)
         results = passes.RankOutput(q, q, 2)
         forward.launch(call, q, k, k, results)

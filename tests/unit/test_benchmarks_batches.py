@@ -18,7 +18,7 @@ from maskc.verify.case import Case  # noqa: E402
 from maskc.verify.case_tensors import host, make_tensors  # noqa: E402
 from tests.support.thorough import without_inductor  # noqa: E402
 
-SHORT = [row for row in ROWS if row.data(np.random.default_rng(0), 2, 768) and not row.n_q]
+SHORT = [row for row in ROWS if not row.n_q and row.data(np.random.default_rng(0), 2, 768)]
 
 
 @pytest.mark.parametrize("row", SHORT, ids=[row.name for row in SHORT])
@@ -37,8 +37,8 @@ def test_the_mask_is_its_mask_mod(row):
             for name, x in data.items()
         }
         found = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
-        expected = mc.Mask.dense(row.mask(), n, n, **own).reshape(n, n)
-        np.testing.assert_array_equal(found.numpy(), expected)
+        expected = mc.Mask.dense(row.mask(), n, n, **own)
+        np.testing.assert_array_equal(found.numpy(), expected.reshape(-1, n, n)[0])
 
 
 @pytest.mark.slow

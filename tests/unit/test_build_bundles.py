@@ -16,7 +16,7 @@ from maskc import driver
 from maskc.build import bundles
 from maskc.build.cache import open_cache
 from maskc.core import package
-from maskc.core.plain import from_text, to_text
+from maskc.core.plain import from_text, to_readable_text, to_text
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 
@@ -45,6 +45,18 @@ def test_a_bundle_comes_back_equal(name: str, target: str):
     assert again == made
     assert (again.report, again.units[0].origins) == (made.report, made.units[0].origins)
     assert to_text(again) == to_text(made)
+    readable = to_readable_text(made)
+    assert to_readable_text(from_text(readable)) == readable
+
+
+def test_formulas_are_texts_behind_a_sign():
+    keep = driver.lowered(mc.causal()).keep
+    text = to_readable_text((keep, "k", 3))
+    assert json.loads(text) == ["= k <= q + n_kv - n_q", "k", 3]
+    assert from_text(text) == (keep, "k", 3)
+    for write in (to_text, to_readable_text):
+        with pytest.raises(TypeError, match="would be read as a formula"):
+            write(("= k",))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def by_name() -> dict[str, toolchain.ToolchainCheck]:
 def test_every_probe_answers():
     found = toolchain.probes()
     assert [probe.name for probe in found] == NAMES
-    assert all(probe.found and "\n" not in probe.found for probe in found)
+    assert all(probe.finding and "\n" not in probe.finding for probe in found)
     assert by_name()["numpy"].ok
 
 
@@ -38,7 +38,7 @@ def test_a_missing_compiler_is_a_line_of_the_report(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     probe = by_name()["C compiler"]
     assert not probe.ok
-    assert probe.found == "no working C compiler: tried CC=no-such-compiler (not found)"
+    assert probe.finding == "no working C compiler: tried CC=no-such-compiler (not found)"
 
 
 def test_an_unusable_cache_is_a_line_of_the_report(monkeypatch, tmp_path):
@@ -47,7 +47,7 @@ def test_an_unusable_cache_is_a_line_of_the_report(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="unusable"):
         probe = by_name()["cache"]
     assert not probe.ok
-    assert "kernels are kept in memory" in probe.found
+    assert "kernels are kept in memory" in probe.finding
 
 
 def test_no_probe_raises(monkeypatch):
@@ -62,7 +62,7 @@ def test_no_probe_raises(monkeypatch):
     found = toolchain.probes()
     assert [probe.name for probe in found] == NAMES
     assert not any(probe.ok for probe in found)
-    assert found[0].found == "ZeroDivisionError: as broken"
+    assert found[0].finding == "ZeroDivisionError: as broken"
 
 
 def test_no_gpu_without_a_driver(monkeypatch):
@@ -71,7 +71,7 @@ def test_no_gpu_without_a_driver(monkeypatch):
 
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert toolchain.gpus() == ()
-    assert by_name()["GPUs"].found == "none"
+    assert by_name()["GPUs"].finding == "none"
 
 
 def test_torch_is_looked_up_and_not_imported(tmp_path):

@@ -11,19 +11,10 @@ import maskc as mc  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
 from maskc.reference.dropout import factors  # noqa: E402
 from maskc.reference.scores import ScoreOf  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.emulated import emulated_module  # noqa: E402, F401
 from tests.support.scores import FORMULAS, close  # noqa: E402
 from tests.support.thorough import more  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def device():
-    with pytest.MonkeyPatch.context() as patch, nan_memory():
-        yield machine.install(patch)
-
-
-pytestmark = pytest.mark.usefixtures("device")
 SEED = 0x123456789ABCDEF
 
 

@@ -6,25 +6,21 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.data import CuSeqlens
 from maskc.layout.work import work_list
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.watched import Watched
-from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
-from tests.support.exact_attention import called, tensors  # noqa: E402
+from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: E402, F401
+from tests.support.exact_attention import tensors  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
+from tests.support.judged_lists import dense, exact, judged, on_device  # noqa: E402
 from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
 
-CAUSAL, N = mc.causal(), 300
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
+CAUSAL = mc.causal()
 
 
 def made(n_q=N, n_kv=N, *, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
@@ -34,112 +30,11 @@ def made(n_q=N, n_kv=N, *, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
     )  # fmt: skip
 
 
-def lengths(rng, batch=2, n=N):
-    return rng.integers(n // 8, n + 1, (batch, 1))
-
-
-def padding(rng):
-    return np.arange(N) < lengths(rng)
-
-
-def ends(rng):
-    return np.zeros((2, N), int), np.broadcast_to(lengths(rng), (2, N)).copy()
-
-
-def ids(rng, mean=40):
-    return np.stack([np.repeat(np.arange(60), rng.integers(1, 2 * mean, 60))[:N] for _ in range(2)])
-
-
-def spans(rng):
-    """Where each token's image ends, or the token itself."""
-    out = np.stack([np.arange(N)] * 2)
-    for row in out:
-        for first in range(10, N - 40, 70):
-            row[first : first + 30] = first + 29
-    return np.zeros_like(out), out + 1
-
-
-def walk(rng):
-    return tuple(np.stack(x) for x in zip(*(times(rng) for _ in range(2)), strict=True))
-
-
-def times(rng):
-    last = np.arange(N)
-    path: list[int] = []
-    for i in range(N):
-        while path and rng.random() < 0.1:
-            last[path.pop()] = i - 1
-        path.append(i)
-    last[path] = N - 1
-    return np.arange(N), last + 1
-
-
-def places(rng):
-    """Where tokens stand, in no order."""
-    return rng.permuted(np.tile(np.arange(N), (2, 1)), axis=1)
-
-
-POOL = mc.positions(q="at", k="position")
-MASKS = {
-    "pages of a pool": (
-        mc.documents("x") & mc.causal(at=POOL),
-        {"x": ids, "at": places, "position": places},
-    ),
-    "distances off the grid, or flagged keys": (
-        mc.offsets([-280, -211, -140, -73, -5, 64, 139, 201, 283]) | mc.flags("x") & mc.window(20),
-        {"x": lambda rng: rng.random((2, N)) < 0.05},
-    ),
-    "a window of positions": (mc.window(40, at=POOL), {"at": places, "position": places}),
-    "padding flags": (mc.flags("x") & CAUSAL, {"x": padding}),
-    "padding of both sides": (mc.flags("x") & mc.flags("x", on="q") & CAUSAL, {"x": padding}),
-    "padding intervals": (mc.intervals("x") & CAUSAL, {"x": ends}),
-    "prefix": (mc.intervals("x") | CAUSAL, {"x": ends}),
-    "padding, documents and a window": (
-        mc.flags("pad") & mc.documents("doc") & mc.window(100),
-        {"pad": padding, "doc": ids},
-    ),
-    "images in a window": (mc.window(100) | mc.intervals("x") & mc.window(100, 100), {"x": spans}),
-    "tree": (mc.tree("x"), {"x": walk}),
-    "block table": (
-        mc.block_table("x", 64) & CAUSAL,
-        {"x": lambda rng: rng.random((2, 1, 5, 5)) < 0.4},
-    ),
-    "flagged keys and a window": (
-        CAUSAL & (mc.window(50) | mc.flags("x")),
-        {"x": lambda rng: rng.random((2, N)) < 0.01},
-    ),
-}
-
-
-def exact(q, k, v, live):
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
-    live = torch.tensor(np.broadcast_to(live, (*q.shape[:3], k.shape[2])))
-    scores = (q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~live, -torch.inf)
-    return torch.nan_to_num(torch.softmax(scores, -1), 0) @ v
-
-
-def on_device(given):
-    if isinstance(given, CuSeqlens):
-        return mc.cu_seqlens(torch.tensor(given.array))
-    if isinstance(given, tuple):
-        return tuple(map(on_device, given))
-    return torch.tensor(given)
-
-
-def dense(mask, data, by_head=False):
-    """bool [batch or 1, heads or 1, n_q, n_kv]."""
-    found = mask.dense(N, **data)
-    if found.ndim == 3:
-        found = found[None] if by_head else found[:, None]
-    return found
-
-
 @pytest.mark.parametrize(
     ("name", "deterministic"),
     alternating(
         chiefly(
-            list(MASKS),
+            list(LISTS),
             "pages of a pool",
             "distances off the grid, or flagged keys",
             "padding flags",
@@ -152,29 +47,12 @@ def dense(mask, data, by_head=False):
 )
 def test_results(hopper, name, deterministic):
     """Of the device's lists those of the host's, and near fp64's."""
-    mask, makers = MASKS[name]
-    rng = np.random.default_rng(1)
-    data = {key: maker(rng) for key, maker in makers.items()}
-    attn, given = mask.compile(head_dim=64, target="sm_90a"), made()
-    there = {key: on_device(value) for key, value in data.items()}
-    found = called(attn, *given, there, deterministic=deterministic)
-    assert isinstance(attn._last[1], ListsPlan), attn.last_sources
-    want = called(attn, *given, data, deterministic=deterministic)
-    assert not isinstance(attn._last[1], ListsPlan)
-    for key, x in want.items():
-        torch.testing.assert_close(found[key], x, atol=2e-2, rtol=2e-2)
-    live = dense(mask, data)
-    torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    judged(LISTS[name], made(), 1, deterministic=deterministic)
 
 
-OF_TARGETS = {
-    "documents": (mc.documents("x") & CAUSAL, {"x": ids}),
-    "lengths of documents": (
-        mc.documents("x") & CAUSAL,
-        {"x": lambda _: mc.cu_seqlens(np.array([0, 70, 90, N], np.int32))},
-    ),
-}
-_SOME = ("padding, documents and a window", "tree", "block table", *OF_TARGETS)
+_SOME = (
+    "padding, documents and a window", "tree", "block table", "documents", "lengths of documents",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -187,53 +65,16 @@ _SOME = ("padding, documents and a window", "tree", "block table", *OF_TARGETS)
 def test_of_every_target(hopper, name, target):
     """On other targets blocks find their work from their index; they have the bits of lists that
     the host made."""
-    mask, makers = {**MASKS, **OF_TARGETS}[name]
-    rng = np.random.default_rng(1)
-    data = {key: maker(rng) for key, maker in makers.items()}
-    attn, given = mask.compile(head_dim=64, target=target), made()
-    found = called(attn, *given, {key: on_device(value) for key, value in data.items()})
-    assert isinstance(attn._last[1], ListsPlan), attn.last_sources
-    want = called(attn, *given, data)
-    assert not isinstance(attn._last[1], ListsPlan)
-    assert all(torch.equal(found[key], x) for key, x in want.items())
-    live = dense(mask, data)
-    torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    judged(LISTS_OF_TARGETS[name], made(), 1, target, same_bits="all")
 
 
 # ------------------------------------------------------------------ heads with lists of their own
 
 
-def tables(rng):
-    """The first head's last rows are dead, and one column of the others in the second sequence."""
-    found = rng.random((2, 4, 5, 5)) < 0.4
-    found[:, 0, 3:], found[1, 1:, :, 1] = False, False
-    return found
-
-
-BY_HEAD = {
-    "tables": (mc.block_table("x", 64) & CAUSAL, {"x": tables}),
-    "tables of all sequences": (
-        mc.block_table("x", 64) & CAUSAL,
-        {"x": lambda rng: rng.random((4, 5, 5)) < 0.4},
-    ),
-    "masks": (
-        mc.per_head([
-            mc.flags("pad") & CAUSAL, mc.flags("pad") & mc.window(70), mc.intervals("x") | CAUSAL,
-            mc.window(40),
-        ]),
-        {"pad": padding, "x": ends},
-    ),
-    "two masks": (
-        mc.per_head([mc.flags("pad") & CAUSAL] * 2 + [mc.documents("x") & mc.window(90)] * 2),
-        {"pad": padding, "x": ids},
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "target", "deterministic"),
     pairwise(
-        list(BY_HEAD),
+        list(LISTS_BY_HEAD),
         ["sm_90a", "sm_80", "simt"],
         [False, True],
         tried=[
@@ -245,22 +86,9 @@ BY_HEAD = {
     ),
 )
 def test_heads_with_lists_of_their_own(hopper, name, target, deterministic):
-    mask, makers = BY_HEAD[name]
-    rng = np.random.default_rng(3)
-    data = {key: maker(rng) for key, maker in makers.items()}
-    attn, given = mask.compile(head_dim=64, target=target), made()
-    there = {key: on_device(value) for key, value in data.items()}
-    found = called(attn, *given, there, deterministic=deterministic)
-    assert isinstance(attn._last[1], ListsPlan), attn.last_sources
-    want = called(attn, *given, data, deterministic=deterministic)
-    assert not isinstance(attn._last[1], ListsPlan)
-    for key, x in want.items():
-        if target == "sm_90a":
-            torch.testing.assert_close(found[key], x, atol=3e-2, rtol=3e-2)
-        else:
-            assert torch.equal(found[key], x)
-    live = dense(mask, data, by_head=True)
-    torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    same_bits = () if target == "sm_90a" else "all"
+    judged(LISTS_BY_HEAD[name], made(), 3, target, by_head=True, same_bits=same_bits, bound=3e-2,
+           deterministic=deterministic)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -317,9 +145,7 @@ SCORED = {
 def test_formulas_and_dropout(hopper, launched, name, target, kind):
     """The device makes the lists, and keeps them, whatever softmax sees; of what is both, the parts
     are enough on some."""
-    mask, makers = {**MASKS, **OF_TARGETS}[name]
-    rng = np.random.default_rng(1)
-    data = {key: maker(rng) for key, maker in makers.items()}
+    mask, data = LISTS_OF_TARGETS[name].drawn(1)
     there = {key: on_device(value) for key, value in data.items()}
     function, options = SCORED[kind]
     score = function and mc.score(function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,21 +15,20 @@ from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
+from tests.support import cases  # noqa: E402
+from tests.support.documents import (  # noqa: E402
+    lengths_on_device,
+    lengths_on_host,
+    neighbours_change_no_bit,
+)
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
+from tests.support.judged_lists import exact, near  # noqa: E402
 
 DOCUMENTS = mc.documents("doc")
-MASKS = {
-    "full": DOCUMENTS,
-    "causal": DOCUMENTS & mc.causal(),
-    "sinks": DOCUMENTS & mc.causal() & (mc.window(20) | mc.sinks(5)),
-}
+MASKS = cases.masks(cases.DOCUMENTS, cases.EMULATOR)
 LENGTHS = [64, 3, 80, 1, 0, 77, 20, 65]
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 def compiled(mask, dim=64):
@@ -40,22 +39,14 @@ def made(n, seed=0, dim=64):
     return tensors(n, n, dim, torch.bfloat16, seed, batch=1, heads=2, kv_heads=1, device="cpu")
 
 
-def ends(lengths):
-    return [0, *accumulate(lengths)]
-
-
-def on_device(lengths, most=80):
-    return mc.cu_seqlens(torch.tensor(ends(lengths), dtype=torch.int32), max_seqlen=most)
-
-
-def on_host(lengths, most=80):
-    return mc.cu_seqlens(np.array(ends(lengths)), max_seqlen=most)
+on_device = partial(lengths_on_device, most=80, device="cpu")
+on_host = partial(lengths_on_host, most=80)
 
 
 @pytest.mark.parametrize(
     ("name", "dim"), [*((name, 64) for name in MASKS), ("causal", 96), ("causal", 128)]
 )
-def test_results(hopper, name, dim):
+def test_results(name, dim):
     """Of the device's lists and of the host's the same bits, and those near fp64's. A key that is
     NaN reaches the queries that see it, and no others."""
     attn, given = compiled(MASKS[name], dim), made(sum(LENGTHS), dim=dim)
@@ -80,7 +71,7 @@ def test_results(hopper, name, dim):
 
 
 @pytest.mark.parametrize("options", [{"nan_safe": True}, {"normalizer": "entmax", "alpha": 1.5}])
-def test_other_normalizers_and_safe_values(hopper, options):
+def test_other_normalizers_and_safe_values(options):
     """The device makes the lists of sources that have these as well."""
     attn, (q, k, v, _) = compiled(MASKS["causal"]), made(sum(LENGTHS))
     found = attn(q, k, v, return_lse=True, **options, doc=on_device(LENGTHS))
@@ -90,7 +81,7 @@ def test_other_normalizers_and_safe_values(hopper, options):
     assert all(map(torch.equal, found, want))
 
 
-def test_more_tiles_than_a_block_keeps_while_it_waits(hopper, monkeypatch):
+def test_more_tiles_than_a_block_keeps_while_it_waits(monkeypatch):
     """A block finds the tiles of a long row again when its place is known."""
 
     def short(unit, *rest, **options):
@@ -100,54 +91,45 @@ def test_more_tiles_than_a_block_keeps_while_it_waits(hopper, monkeypatch):
     monkeypatch.setattr("maskc.runtime.launch.kernels.build", short)
     attn, given = compiled(DOCUMENTS), made(300)
     lengths = [7, 3, 90, 11, 2, 9, 70, 108]
-    found = called(attn, *given, {"doc": on_device(lengths, None)}, deterministic=True)
+    found = called(attn, *given, {"doc": on_device(lengths, most=None)}, deterministic=True)
     assert isinstance(attn._last[1], ListsPlan)
-    want = called(attn, *given, {"doc": on_host(lengths, None)}, deterministic=True)
+    want = called(attn, *given, {"doc": on_host(lengths, most=None)}, deterministic=True)
     assert all(torch.equal(x, found[name]) for name, x in want.items())
 
 
-def test_columns_are_not_cut_where_order_matters(hopper):
+def test_columns_are_not_cut_where_order_matters():
     """The host would have several blocks make shares of a long column, which are added in another
     order. Sums over the first half and the second cancel but for a little, so the order shows."""
-    attn, given = with_rules(compiled(MASKS["sinks"]), {}, {"most_tiles": 1}), made(640)
+    attn, given = with_rules(compiled(MASKS["short sinks"]), {}, {"most_tiles": 1}), made(640)
     given[0].zero_()
     given[3][:, :, 64:320] += 2.0**14
     given[3][:, :, 320:576] -= 2.0**14
     of_host, of_device = (
-        called(attn, *given, {"doc": where([640], None)}, deterministic=True)
+        called(attn, *given, {"doc": where([640], most=None)}, deterministic=True)
         for where in (on_host, on_device)
     )
     assert all(torch.equal(of_device[name], x) for name, x in of_host.items())
 
 
-def test_the_promise_decides_the_tiles(hopper):
+def test_the_promise_decides_the_tiles():
     attn, given = compiled(DOCUMENTS), made(300)
     for most in (80, None):
         for where in (on_device, on_host):
-            attn(*given[:3], doc=where([60] * 5, most))
+            attn(*given[:3], doc=where([60] * 5, most=most))
     assert {name for name, _, _ in attn.all_reports} == {
         "sm_90a", "sm_90a_small", "sm_90a_documents",
     }  # fmt: skip
 
 
-def test_neighbours_change_no_bit(hopper):
-    attn = compiled(MASKS["causal"])
-    for own in (1, 37, 80):
-        alone_in = made(own, own)[:3]
-        alone = attn(*alone_in, return_lse=True, doc=on_device([own]))
-        for before, behind in (([30], [5, 60]), ([64, 65, 66], []), ([79, 64, 70], [33, 80])):
-            lengths, start = [*before, own, *behind], sum(before)
-            rest = made(sum(lengths), 1)[:3]
-            for x, y in zip(rest, alone_in, strict=True):
-                x *= 4
-                x[:, :, start : start + own] = y
-            for where in (on_device, on_host):
-                found = attn(*rest, return_lse=True, doc=where(lengths))
-                for x, y in zip(found, alone, strict=True):
-                    assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
+def test_neighbours_change_no_bit():
+    neighbours_change_no_bit(
+        compiled(MASKS["causal"]), 64, (1, 37, 80), lambda own: on_device([own]),
+        [([30], [5, 60]), ([64, 65, 66], []), ([79, 64, 70], [33, 80])], [on_device, on_host],
+        heads=2, kv_heads=1, device="cpu",
+    )  # fmt: skip
 
 
-def test_a_broken_promise_is_spoilt_and_said(hopper):
+def test_a_broken_promise_is_spoilt_and_said():
     """Though each document but one keeps it; the longest possible does."""
     attn, given = compiled(MASKS["causal"]), made(300)
     fine = attn(*given[:3], doc=on_device([80, 80, 80, 60]))
@@ -160,7 +142,7 @@ def test_a_broken_promise_is_spoilt_and_said(hopper):
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 200])
-def test_random_lengths(hopper, most):
+def test_random_lengths(most):
     """Sequences with documents of their own: lists that leave out what is far away give the bits of
     the host's, which do not."""
     rng = np.random.default_rng(most)
@@ -182,7 +164,7 @@ def test_random_lengths(hopper, most):
         assert not want["out"].isnan().any()
 
 
-def test_queries_and_keys_with_lengths_of_their_own(hopper):
+def test_queries_and_keys_with_lengths_of_their_own():
     """Their documents may lie anywhere: nothing is left out then."""
     attn = compiled(DOCUMENTS)
     q, _, _, _ = made(90)
@@ -198,14 +180,12 @@ def test_queries_and_keys_with_lengths_of_their_own(hopper):
     ]
     ids = [np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in (of_q, of_k)]
     live = torch.tensor(ids[0][:, None] == ids[1])
-    scores = (q.double() @ k.double().transpose(-1, -2) / 8).masked_fill(~live, -torch.inf)
-    want = torch.softmax(scores, -1) @ v.double()
     assert torch.equal(*outs)
-    torch.testing.assert_close(outs[0].double(), want, atol=2e-2, rtol=2e-2)
+    near(outs[0], exact(q, k, v, live))
 
 
 @pytest.mark.parametrize("align", ["end", "start"])
-def test_one_array_of_all_tokens(hopper, align):
+def test_one_array_of_all_tokens(align):
     """Fewer queries than keys: the device's lists take the queries' part of the array."""
     ids = np.repeat(np.arange(4), [70, 3, 50, 37])
     mask = mc.documents("doc", align=align) & mc.causal(align=align)
@@ -219,14 +199,11 @@ def test_one_array_of_all_tokens(hopper, align):
     first = 0 if align == "start" else 100
     live = np.array([[ids[q + first] == ids[k] and k <= q + first for k in range(160)]
                      for q in range(60)])  # fmt: skip
-    scores = q.double() @ k.double().transpose(-1, -2) * 64**-0.5
-    scores = scores.masked_fill(~torch.tensor(live), -torch.inf)
-    exact = torch.softmax(scores, -1) @ v.double()
-    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+    near(out, exact(q, k, v, live))
 
 
 @pytest.mark.parametrize("name", ["tree", "intervals", "flags"])
-def test_other_data_of_all_tokens(hopper, name):
+def test_other_data_of_all_tokens(name):
     """A draft of nine tokens behind a cache, with what else may have an entry per token."""
     n_q, n_kv, rng = 9, 140, np.random.default_rng(0)
     parents = np.array([rng.integers(-1, t) if t else -1 for t in range(n_kv)])
@@ -240,14 +217,11 @@ def test_other_data_of_all_tokens(hopper, name):
         n_q, n_kv, 64, torch.bfloat16, 0, batch=1, heads=2, kv_heads=1, device="cpu"
     )  # fmt: skip
     out = compiled(mask)(q, k, v, x=given)
-    live = torch.tensor(mask.dense(n_q, n_kv, x=given))
-    scores = (q.double() @ k.double().transpose(-1, -2) * 64**-0.5).masked_fill(~live, -torch.inf)
-    exact = torch.softmax(scores, -1) @ v.double()
-    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+    near(out, exact(q, k, v, mask.dense(n_q, n_kv, x=given)))
 
 
 @pytest.mark.parametrize("mask", [DOCUMENTS & mc.causal(), mc.flags("doc") & mc.causal()], ids=str)
-def test_data_of_every_head(hopper, mask):
+def test_data_of_every_head(mask):
     """Heads with documents, or flags, of their own: the host reads them, wherever they lie."""
     given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
     ids = torch.randint(0, 4, (2, 2, 150), generator=torch.Generator().manual_seed(0)).sort().values
@@ -268,7 +242,7 @@ FLAGGED = DOCUMENTS & mc.flags("f")
         (MASKS["causal"], [0, 0]), (FLAGGED, []),
     ],
 )  # fmt: skip
-def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
+def test_tokens_behind_the_last_document_see_nothing(mask, lengths):
     """Batches are padded to a number of tokens and a number of documents."""
     attn, given, used = compiled(mask), made(200), sum(lengths)
     others = {"f": torch.arange(200) % 3 > 0} if mask is FLAGGED else {}
@@ -278,7 +252,7 @@ def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
         own = {"f": others["f"][:used]} if others else {}
         live[:used, :used] = torch.tensor(mask.dense(used, doc=ids, **own))
     found = [
-        called(attn, *given, {"doc": where(lengths, None), **others}, deterministic=True)
+        called(attn, *given, {"doc": where(lengths, most=None), **others}, deterministic=True)
         for where in (on_device, on_host)
     ]
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
@@ -290,7 +264,7 @@ def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_lists_of_keys(hopper, heads):
+def test_lists_of_keys(heads):
     lists = torch.randint(-1, 150, (2, heads, 150, 9), generator=torch.Generator().manual_seed(0))
     mask = mc.key_lists("keys") & mc.causal()
     given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
@@ -301,12 +275,12 @@ def test_lists_of_keys(hopper, heads):
     assert not wrong(found, *sides)
 
 
-def test_blocks_that_count_from_each_document(hopper):
+def test_blocks_that_count_from_each_document():
     """The host chooses them; kernels read which pairs of query and key were chosen."""
     lengths = [50, 13, 87]
     mask, given = mc.patterns.moba(block=16, top=3, packed=True), made(sum(lengths))
     place = torch.cat([torch.arange(length) for length in lengths])
-    data = {"doc": on_device(lengths, None), "q_position": place, "k_position": place}
+    data = {"doc": on_device(lengths, most=None), "q_position": place, "k_position": place}
     q, k = (x.float() for x in given[:2])
     live = torch.tensor(mask.dense(len(place), n_heads=2, heads_kv=1, q=q, k=k, **data))
     found = called(compiled(mask), *given, data)

@@ -210,3 +210,10 @@ def test_what_others_put_in_place_of_the_folder(folder, tmp_path, make, monkeypa
         found = folder()
     assert found.is_dir()
     assert not found.is_symlink()
+
+
+def test_a_macro_that_nothing_defines_is_refused():
+    """A `#if` whose macro was renamed elsewhere would leave its code out, silently."""
+    assert "int a;" in machine.preprocessed("#if WITH_A\nint a;\n#endif\n", ["-DWITH_A=1"])
+    with pytest.raises(machine.Refused, match='"WITH_A" is not defined'):
+        machine.preprocessed("#if WITH_A\nint a;\n#endif\n", [])

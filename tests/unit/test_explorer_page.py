@@ -263,7 +263,7 @@ def test_statements_follow_the_parameters(opened):
     assert "one head" in page.inner_text(price).lower()
     assert "roofline of 16 heads" in page.inner_text(price).lower()
     page.evaluate("maskcExplorer.map.point(200, 160)")
-    shown_in(page, "Why", "no pair is tested")
+    shown_in(page, "Why", "no test per pair")
     page.evaluate("maskcExplorer.setParam('window', 43)")
     shown_in(page, "Compare", "nothing is proved")
     for text in ("Proved", "at all lengths", "At other lengths"):

@@ -12,29 +12,15 @@ import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
 from maskc.dispatch.selector import tuning_key  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
+from tests.support import cases  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.fp8 import check, exact, tensors  # noqa: E402
 from tests.support.thorough import alternating, chiefly  # noqa: E402
 
 E4M3 = "float8_e4m3fn"
 CAUSAL = mc.causal()
-BLIND = CAUSAL & (mc.window(30) | mc.sinks(2)) & mc.where(lambda q, k: q % 3 > 0)
-"""Every third query has no key, in tiles that are live."""
-MASKS = {
-    "full": mc.full(),
-    "intervals": BLIND,
-    "sinks": CAUSAL & (mc.sinks(4) | mc.window(40)),
-    "pairs": mc.where(lambda q, k: (q * 7 + k * 3) % 5 < 2),
-    "relative bits": CAUSAL & mc.dilated(100, stride=3),
-    "blocks": mc.random_blocks(64, 1, 1) | mc.window(20),
-    "heads": mc.per_head([CAUSAL & mc.window(50), CAUSAL, mc.full(), CAUSAL & mc.sinks(8)]),
-    "documents": CAUSAL & mc.documents("doc"),
-}
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
+MASKS = cases.masks(cases.FP8, cases.EMULATOR)
+BLIND = MASKS["blind"]
 
 
 def live_of(mask, n_q, n_kv, **data):
@@ -42,7 +28,7 @@ def live_of(mask, n_q, n_kv, **data):
 
 
 @pytest.mark.parametrize(
-    "name", chiefly(list(MASKS), "intervals", "pairs", "relative bits", "heads", "documents")
+    "name", chiefly(list(MASKS), "blind", "pairs", "dilated", "heads", "documents")
 )
 def test_masks(name):
     mask, n = MASKS[name], (170 if name == "documents" else 130, 170)

@@ -20,6 +20,7 @@ from maskc.core.library import standing_alone
 from maskc.core.target import TARGETS
 from maskc.reference.attention import attention
 
+GENERATED = Path(__file__).parents[2] / "generated"
 MASK = mc.causal() & (mc.sinks(3) | mc.window(mc.param("w", 40))) | mc.documents("doc")
 
 
@@ -140,3 +141,12 @@ def test_text_is_readable_and_imports_little(tmp_path):
     imports = [line for line in text.splitlines() if line.startswith(("import", "from"))]
     assert [line.split()[1] for line in imports] == ["maskc.runtime.generated"]
     assert str(Path(sys.prefix)) not in text
+
+
+def test_the_files_in_the_repository_stay_short():
+    """Config headers are read whole, and plans are compact."""
+    lines = {path.name: path.read_text().count("\n") for path in GENERATED.iterdir()}
+    headers = {name: count for name, count in lines.items() if name.endswith((".c", ".cu"))}
+    assert sum(lines.values()) < 8000
+    assert max(headers.values()) <= 141, headers
+    assert sum(headers.values()) < 107 * len(headers)

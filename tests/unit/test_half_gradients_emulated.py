@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.exact_attention import called, dense, tensors, vectors  # noqa: E402
 from tests.support.hopper import compiled, half, modes  # noqa: E402
 from tests.support.thorough import alternating, more  # noqa: E402
@@ -17,11 +17,6 @@ from tests.support.thorough import alternating, more  # noqa: E402
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 FEW = mc.window(2) | mc.sinks(1) & mc.where(lambda q, k: q % 3 == 0)
 SHORT = mc.block_diagonal(4) & mc.where(lambda q, k: (q + k) % 3 > 0)
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 def by_autograd(made, live, kind, **features):

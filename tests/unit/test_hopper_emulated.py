@@ -18,35 +18,27 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.dispatch import programs  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
 from maskc.layout.work import work_list  # noqa: E402
 from maskc.patterns import block_diffusion  # noqa: E402
-from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
+from tests.support.emulated import emulated_card  # noqa: E402, F401
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
 from tests.support.hopper import (  # noqa: E402
     BAND,
     WAYS,
     check,
     compiled,
-    half,
+    given,
     modes,
     parts_of,
+    same_bits,
     with_rules,
 )
+from tests.support.residues import run_in_classes  # noqa: E402
 from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
@@ -56,15 +48,6 @@ BITS = (
     mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9) | mc.dilated(5, stride=20)
 )
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
-
-
-def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
-    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +126,13 @@ def test_shares_of_columns_side_by_side(hopper):
     attn = compiled(HEADS, 64, heads=4, mode="small apart", most_tiles=1)
     made = given(200, 200, 64, heads=4, kv_heads=2)
     check(attn, made, live_pairs(HEADS, 200, 200, heads=4))
-    first = called(attn, *made)
-    hopper.seed = 1000
-    again = called(attn, *made)
-    assert all(torch.equal(again[name], x) for name, x in first.items())
+    same_bits(attn, made, 1, hopper)
 
 
 @pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), more("large", 128)])
 def test_the_same_bits_in_any_order(hopper, mode, dim):
     attn, made = compiled(mc.full(), dim, mode=mode), given(200, 300, dim, heads=4)
-    first = called(attn, *made, deterministic=True)
-    for seed in (1000, 2000):
-        hopper.seed = seed
-        again = called(attn, *made, deterministic=True)
-        assert all(torch.equal(again[name], x) for name, x in first.items())
+    same_bits(attn, made, 2, hopper, deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +146,7 @@ def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):
     check(attn, made, live_pairs(mask, 300, 300, heads=4), deterministic=deterministic)
     assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
     if deterministic:
-        first = called(attn, *made, deterministic=True)
-        hopper.seed = 1000
-        again = called(attn, *made, deterministic=True)
-        assert all(torch.equal(again[name], x) for name, x in first.items())
+        same_bits(attn, made, 1, hopper, deterministic=True)
 
 
 @pytest.mark.parametrize("dim", [more(64), 96, more(128)])
@@ -261,11 +234,8 @@ def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
     attn, live = compiled(mask, dim, heads=3, mode=mode), live_pairs(mask, 450, 500, heads=3)
     made = given(450, 500, dim, batch=2, heads=3, kv_heads=3)
     check(attn, made, live, deterministic=True, **vectors(["alibi_slopes"], 3))
-    first = called(attn, *made, deterministic=True)
+    same_bits(attn, made, 1, hopper, deterministic=True)
     assert attn._last[1].tables.further > 0
-    hopper.seed = 1000
-    again = called(attn, *made, deterministic=True)
-    assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
 @pytest.mark.parametrize(
@@ -280,13 +250,9 @@ def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mo
     attn, made = compiled(mask, dim, heads=2, mode=mode), given(570, 550, dim, heads=2, kv_heads=2)
     live = live_pairs(mask, 570, 550, data, heads=2)
     check(attn, made, live, data, deterministic=True)
-    first = called(attn, *made, data=data, deterministic=True)
+    same_bits(attn, made, 2, hopper, data=data, deterministic=True)
     turns = dict(attn._last[1].tables.parts)["col_turns"]
     assert (turns >= ordered.HELD).any()
-    for seed in (1000, 2000):
-        hopper.seed = seed
-        again = called(attn, *made, data=data, deterministic=True)
-        assert all(torch.equal(again[name], x) for name, x in first.items())
     monkeypatch.setattr(hopper, "usable", lambda stream: machine.PROCESSORS - 1, raising=False)
     attn, before = compiled(mask, dim, heads=2, mode=mode), len(hopper.launches)
     with pytest.raises(TooFewMultiprocessors, match=r"needs 3 .* may use 2\n"):
@@ -328,11 +294,7 @@ def test_packed_rows_in_parts(hopper, monkeypatch, dim):
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(
-        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
-    )  # not remembered
+    run_in_classes(monkeypatch)
 
 
 @pytest.mark.parametrize("n", [201, more(260)])
@@ -394,9 +356,12 @@ def test_sm80():
 
 
 FAULTS = {
-    "v is read before it is there": ("wait(shared.v_full[last.at], last.turn);", ""),
-    "k is overwritten": ("wait(shared.k_free[stage.at], stage.turn ^ 1);", ""),
-    "scores are read under way": ("products_wait<1>();\n        pin(s);", "pin(s);"),
+    "v is read before it is there": ("wait(shared.v_full[last.at], last.phase);", ""),
+    "k is overwritten": ("wait(shared.k_free[stage.at], stage.phase ^ 1);", ""),
+    "scores are read under way": (
+        "products_wait<1>();\n        fence_operand(s);",
+        "fence_operand(s);",
+    ),
     "out leaves before it is whole": (
         "publish_writes();\n    sync_threads(8 + group, 128);",
         "publish_writes();",

@@ -95,7 +95,7 @@ def test_branches_of_both_kinds_in_one_chain_are_refused():
 
 
 def test_macros_of_the_compiler_are_left_alone():
-    text = "#ifndef STREAM\n#define STREAM 0\n#endif\n#if STREAM\nx();\n#endif\n"
+    text = "#ifndef PERSISTENT\n#define PERSISTENT 0\n#endif\n#if PERSISTENT\nx();\n#endif\n"
     assert standing_alone(text) == text
     assert library_of(text) == ""
     assert standing_alone(f'{text}#include "a/one.cuh"\n') == f"{text}one();\n"
@@ -110,24 +110,43 @@ def test_the_digest_is_of_files_without_comments(monkeypatch):
         assert (library_of(text) == before) is same
 
 
-def test_the_argument_block_is_that_of_the_package(files):
-    blocks = {
-        "": abi.FIELDS, "WITH_SCORE": abi.SCORE_FIELDS, "WITH_DROPOUT": abi.DROPOUT_FIELDS,
-        "WITH_FP8": abi.FP8_FIELDS,
-        "WITH_PAGES": abi.PAGE_FIELDS,
-    }  # fmt: skip
-    text = files("common/lib/arguments.h")
-    body = text[text.index("struct Attention {") : text.index("};")].splitlines()[1:]
-    found: dict[str, list[tuple[str, str, int]]] = {name: [] for name in blocks}
+ATTENTION = {
+    "": abi.FIELDS, "WITH_SCORE": abi.SCORE_FIELDS, "WITH_DROPOUT": abi.DROPOUT_FIELDS,
+    "WITH_FP8": abi.FP8_FIELDS, "WITH_PAGES": abi.PAGE_FIELDS,
+}  # fmt: skip
+"""The fields of `struct Attention` by the switch that adds them."""
+
+
+@pytest.mark.parametrize(
+    ("file", "struct", "blocks"),
+    [
+        ("arguments.h", "Attention", ATTENTION),
+        ("lists_arguments.h", "Lists", {"": abi.LISTS_FIELDS}),
+        ("selected_arguments.h", "Selected", {"": abi.SELECTED_FIELDS}),
+        ("gathered_arguments.h", "Gathered", {"": abi.GATHERED_FIELDS}),
+        ("moved_arguments.h", "Moved", {"": abi.MOVED_FIELDS}),
+        ("page_arguments.h", "PageStep", {"": abi.STEP_FIELDS}),
+        ("page_arguments.h", "PagedRows", {"": abi.PAGED_ROWS_FIELDS}),
+    ],
+)
+def test_argument_blocks_are_those_of_the_package(files, file, struct, blocks):
+    text = files(f"common/lib/{file}")
+    start = text.index(f"struct {struct} {{")
+    body = text[start : text.index("};", start)].splitlines()[1:]
+    declared: dict[str, list[tuple[str, str, int, str]]] = {name: [] for name in blocks}
     at = ""
     for line in body:
         if line.startswith("#"):
             at = line.removeprefix("#if ") if line.startswith("#if") else ""
             continue
-        kind, name, count = re.fullmatch(r"    (.*?\W)(\w+)(?:\[(\d+)\])?;  //.*", line).groups()
-        found[at].append((kind.strip(), name, int(count or 1)))
+        match = re.fullmatch(r"    (.*?\W)(\w+)(?:\[(\d+)\])?;  // (.*)", line)
+        kind, name, count, note = match.groups()
+        declared[at].append((kind.strip(), name, int(count or 1), note))
     for name, fields in blocks.items():
-        assert found[name] == [(each.ctype, each.name, each.count) for each in fields], name
+        expected = [(field.ctype, field.name, field.count, field.note) for field in fields]
+        assert [row[:3] for row in declared[name]] == [row[:3] for row in expected], name
+        if struct != "Attention":  # whose notes name files
+            assert declared[name] == expected, name
 
 
 def test_every_feature_has_a_default(files):

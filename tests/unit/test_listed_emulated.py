@@ -10,11 +10,10 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 
 from maskc.core.errors import DataRange  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import TARGET, check, half  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: E402, F401
+from tests.support.exact_attention import called, live_pairs, vectors  # noqa: E402
+from tests.support.hopper import check, given, in_parts, same_bits  # noqa: E402
 from tests.support.thorough import alternating, more  # noqa: E402
 
 IDS = [3, 40, 41, 77, 90, 140, 190, 201]
@@ -23,20 +22,6 @@ MASKS = {
     "columns": mc.causal() & (mc.window(8) | mc.global_tokens(IDS).columns),
     "rows": mc.window(8, 8) | mc.global_tokens(IDS).rows,
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
-
-
-def given(n_q, n_kv, dim=64, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
-    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
-
-
-def in_parts(mask, dim=64, dtype="bfloat16"):
-    made = mask.compile(head_dim=dim, dtype=dtype, target=TARGET)
-    return CompiledMask(made.bundle, TARGET, in_parts=True)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +76,7 @@ def test_flags_of_every_sequence():
 
 def test_the_same_bits(hopper):
     attn, made = in_parts(MASKS["both"]), given(210, 210)
-    first = called(attn, *made, deterministic=True)
-    hopper.seed = 1000
-    again = called(attn, *made, deterministic=True)
-    assert all(torch.equal(again[name], x) for name, x in first.items())
+    same_bits(attn, made, 1, hopper, deterministic=True)
 
 
 @pytest.mark.parametrize("deterministic", [more(False), True])

@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.core.bundle import PACKED
+from maskc.core.bundle import PACK_GQA
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
-from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
 from tests.support.exact_entmax import check as check_entmax  # noqa: E402
 from tests.support.hopper import check, nan_memory  # noqa: E402
@@ -30,11 +30,6 @@ MASKS = {
     "gaps": mc.causal() & (mc.strided(7) | mc.window(20)),
     "empty rows": mc.where(lambda q, k: (q // 32 == k // 32) & (q >= 70)),
 }
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 def forward(mask, n_q, n_kv, dims, heads, kv_heads, batch=1, **options):
@@ -134,13 +129,13 @@ def test_they_have_no_backward_pass():
     [more(1, 700, 128, (576, 512)), (5, 300, 8, (512, 512)), (3, 20, 8, (512, 512)),
      (1, 130, 70, (264, 264))],
 )  # fmt: skip
-def test_heads_that_share_keys_are_rows_of_tiles(n_q, n_kv, heads, dims, emulated):
+def test_heads_that_share_keys_are_rows_of_tiles(n_q, n_kv, heads, dims, hopper):
     forward(mc.causal(), n_q, n_kv, dims, heads, 1, batch=2)
-    launches = [name for name, _ in emulated.launches]
+    launches = [name for name, _ in hopper.launches]
     assert launches[0] == "attention_forward"
     assert ("attention_merge" in launches) == (n_kv > 256)
     tiles = -(-n_q * heads // 64)
-    assert emulated.launches[0][1] % (2 * tiles) == 0
+    assert hopper.launches[0][1] % (2 * tiles) == 0
 
 
 @pytest.mark.parametrize("mask", [mc.full(), mc.causal() & (mc.sinks(3) | mc.window(300))], ids=str)
@@ -149,11 +144,11 @@ def test_their_masks_and_sinks(mask):
     forward(mask, 2, 500, (512, 512), 8, 2, batch=2, softcap=3.0, **sinks)
 
 
-def test_long_rows_of_queries_are_not_packed(emulated):
+def test_long_rows_of_queries_are_not_packed(hopper):
     forward(mc.causal(), 40, 300, (512, 512), 4, 2)
-    assert {name for name, _ in emulated.launches} == {"attention_forward"}
+    assert {name for name, _ in hopper.launches} == {"attention_forward"}
     unit = mc.causal().compile(512, target="sm_80").bundle.units[0]
-    assert PACKED in dict(unit.modes)
+    assert PACK_GQA in dict(unit.modes)
 
 
 # ------------------------------------------------------------------ sources and limits
@@ -164,7 +159,7 @@ def test_long_rows_of_queries_are_not_packed(emulated):
 def test_registers(dims, arch):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     for unit in BAND.compile(dims[0], dims[1], target="sm_80").bundle.units:
-        for mode in ("usual", PACKED) if Direction.forward in unit.directions else ("usual",):
+        for mode in ("usual", PACK_GQA) if Direction.forward in unit.directions else ("usual",):
             for use in build(unit, frozenset[Feature](), arch=arch, mode=mode).report.kernels:
                 assert max(use.spill_stores, use.spill_loads) <= 8, (use.name, arch)
 

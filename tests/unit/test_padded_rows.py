@@ -11,10 +11,10 @@ from maskc.core.errors import HeadDimUnsupported
 from maskc.core.problem import Problem
 from maskc.core.target import TARGETS
 from maskc.driver import plan_kernel
-from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
 from tests.support.exact_entmax import check as check_entmax  # noqa: E402
 from tests.support.hopper import BAND, check, compiled, modes  # noqa: E402
@@ -24,11 +24,6 @@ TENSOR_CORES = ["sm_80", "sm_90a"]
 DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]
 BOTH_SIDES = mc.window(5, 5) | mc.dilated(9, stride=3)
 ALONE = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 def given(n_q, n_kv, dim, dim_v=None, dtype=torch.bfloat16, batch=1, heads=2, kv_heads=1):

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import (
-    BadPageTable,
-    DataMissing,
-    MaskcError,
-    NotPaged,
-    PageFreed,
-    SlotTwice,
-)
+from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
 from maskc.testing.emulator import machine
 from tests.support.ledger import build

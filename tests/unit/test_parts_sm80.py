@@ -9,10 +9,6 @@ from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
-from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from tests.support.exact_attention import (  # noqa: E402
     called,
@@ -23,6 +19,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.residues import run_in_classes  # noqa: E402
 from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 CAUSAL = mc.causal()
@@ -36,11 +33,7 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(
-        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
-    )  # not remembered
+    run_in_classes(monkeypatch)
     with nan_memory():
         yield machine.install(monkeypatch)
 

@@ -153,7 +153,7 @@ def test_have_not(name):
 def planned(mask, direction=Direction.forward):
     problem = driver.problem(64, None, 4, "bfloat16")
     plan = driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
-    return next(p for p in (plan, *plan.also) if (p.direction, p.form) == (direction, ""))
+    return next(p for p in (plan, *plan.alternatives) if (p.direction, p.form) == (direction, ""))
 
 
 def test_who_has_no_runs():
@@ -187,6 +187,6 @@ def test_trees_are_tested_pair_by_pair():
 
 def test_reports_say_so():
     plan = planned(HAVE["padding, intervals"])
-    assert any("from the data; no pair is tested" in reason for reason in plan.reasons)
+    assert any("from the data; no test per pair" in reason for reason in plan.reasons)
     plan = planned(HAVE["padding, documents and a window"])
     assert any("run by run" in reason for reason in plan.reasons)

@@ -13,7 +13,7 @@ from maskc.dispatch.residue_split import hold, pays
 from maskc.plan.explain import choice_lines, explain
 from tests.support.cli import maskc
 
-WHEN = "parts    taken by a call where their tiles take less time than the whole mask's"
+WHEN = "parts    used if their tiles take less time than those of the whole mask"
 TARGET_NAMES = ["cpu", "sm_90a"]
 TAKEN = {
     "dilated": mc.dilated(511, stride=4),

@@ -72,7 +72,7 @@ def plan(mask: mc.Mask, heads: int | None = None):
 @pytest.mark.parametrize("name", ["sta", "natten_3d"])
 def test_a_mask_too_hard_for_closed_forms_is_tried_at_one_tile(asked, name):
     made = plan(getattr(mc.patterns, name)())
-    tiles = {each.tile for each in (made, *made.also)}
+    tiles = {each.tile for each in (made, *made.alternatives)}
     assert len(tiles) > 2
     assert asked["_full_and_partial"] == 1
     assert asked["tile_loops"] == 0
@@ -92,7 +92,7 @@ def test_heads_that_differ_in_a_phase_ask_little(asked):
 def test_equal_heads_are_planned_once(asked):
     made = plan(VIDEO_HEADS, HEADS)
     assert len(made.masks) == 2
-    tiles = {each.tile for each in (made, *made.also)}
+    tiles = {each.tile for each in (made, *made.alternatives)}
     # the temporal mask is too hard, the spatial one is tried at all lengths and at equal ones
     assert asked["_full_and_partial"] <= 2 + 2 * len(tiles)
     assert asked["_exact"] == 0

@@ -8,10 +8,10 @@ import pytest
 import maskc as mc
 from maskc.dispatch import launch_plan
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.hopper import with_rules  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 64, 12
@@ -24,11 +24,6 @@ MASKS = {
         lambda k, p: (k <= p) & (p - k <= 70),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 class Pool:

@@ -11,14 +11,7 @@ import maskc as mc
 from maskc.core.errors import NotRecorded
 from maskc.core.tensors import PAPER, contiguous
 from maskc.runtime.launch import cuda
-from maskc.runtime.launch.recording import (
-    MADE,
-    Blank,
-    Clear,
-    HostStep,
-    PaperDriver,
-    recording,
-)
+from maskc.runtime.launch.recording import MADE, Blank, Clear, HostStep, PaperDriver, recording
 from maskc.testing.emulator import machine
 
 MASK = mc.causal() & (mc.sinks(4) | mc.window(16))

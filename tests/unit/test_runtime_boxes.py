@@ -41,7 +41,7 @@ def strides(tokens_first: bool) -> dict[str, tuple[int, int, int]]:
 def test_sequences_are_as_heads():
     (found,) = slices(1, SIZES, strides(False), 2, NONE, fold=True)
     assert found.sizes == Sizes(1, 12, 6, 180, 180)
-    assert (found.spacing, found.joins) == (1, False)
+    assert (found.spacing, found.accumulates) == (1, False)
     assert {name: by[1:] for name, by in found.strides.items()} == {
         name: by[1:] for name, by in strides(False).items()
     }

@@ -56,7 +56,7 @@ def test_a_bundle_survives_being_written_down(names, tmp_path):
 def hopper_units():
     """A pass each, with everything a launch can have."""
     forward = Launch("attention_forward", Grid.items, 384, 200 * 1024)
-    streamed = Mode((replace(forward, grid=Grid.stream),), "STREAM")
+    streamed = Mode((replace(forward, grid=Grid.stream),), "PERSISTENT")
     passes = tuple(
         Launch(f"attention_{name}", grid, 128, per_block=64)
         for name, grid in (("queries", Grid.queries), ("items", Grid.items), ("keys", Grid.keys))

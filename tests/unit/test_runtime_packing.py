@@ -71,8 +71,10 @@ def test_some_calls_are_not_packed(machine):
     assert mode_of(machine) != "packed"
     compiled(mc.per_head([FULL] * 4 + [mc.causal()] * 4), n_heads=8)(*few)
     assert mode_of(machine) != "packed"
-    compiled()(*given(n=2, n_kv=300, heads=(2, 2)))
+    compiled()(*given(n=9, n_kv=300, heads=(2, 2)))
     assert mode_of(machine) != "packed"
+    compiled()(*given(n=8, n_kv=300, heads=(2, 2)))
+    assert mode_of(machine) == "packed"
     by_head = np.ones((8, 1, 5), np.int32)
     compiled(mc.block_table("t", 64))(*few, t=by_head)
     assert mode_of(machine) != "packed"

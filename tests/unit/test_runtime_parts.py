@@ -222,7 +222,7 @@ def test_launches_on_a_card(monkeypatch):
     mask(q, k, v, sink_logits=sinks)
     assert [name for name, _, _ in machine.launched()] == ["attention_forward"] * 3
     block = machine.driver.block  # of both sequences, tokens 2, 6, ... and 3, 7, ...
-    assert (block.joins, block.spacing, block.batch, block.heads_q) == (1, 4.0, 2, 8)
+    assert (block.accumulates, block.spacing, block.batch, block.heads_q) == (1, 4.0, 2, 8)
     assert (block.n_q, block.n_kv) == (37, 37)
     assert list(block.q_stride) == [64, 150 * 64, 4 * 64]
     assert list(block.lse_stride) == [1, 150, 4]

@@ -16,23 +16,13 @@ from maskc.dispatch.selector import SourceSelector  # noqa: E402
 from maskc.layout.topk.sizes import turn_of  # noqa: E402
 from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
 from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
+from tests.support import cases  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: E402, F401
 from tests.support.hopper import check, compiled  # noqa: E402
-from tests.support.selected import (  # noqa: E402
-    Capture,
-    blocks_of,
-    faults,
-    integers,
-    work_faults,
-)
+from tests.support.selected import Capture, blocks_of, faults, integers, work_faults  # noqa: E402
 from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 @pytest.fixture
@@ -247,19 +237,8 @@ def test_more_blocks_than_wait_side_by_side(capture):
     assert (np.stack([np.flatnonzero(row) for row in found]) == best).all()
 
 
-MIXED = {
-    "moba": mc.chunked(32) | mc.topk(2, mc.causal(), score="block_mean", block=32),
-    "union": mc.topk(1, mc.causal(), block=64) | mc.window(40) | mc.sinks(3),
-    "without": mc.causal() - mc.topk(1, mc.causal(), score="given", block=64),
-    "xor": mc.window(9) ^ mc.topk(1, mc.full(), block=128, q_block=16, share="group"),
-    "two": mc.topk(1, mc.causal(), block=16) & mc.topk(2, mc.causal(), score="given", block=64),
-    "heads": mc.per_head([
-        mc.topk(1, mc.causal(), score="block_mean", block=64), mc.causal(),
-        mc.topk(3, mc.full(), block=16), mc.window(9) ^ mc.topk(1, mc.full(), block=128),
-    ]),
-}  # fmt: skip
-
-
+MASKS = cases.masks(cases.SELECTIONS, cases.EMULATOR)
+MIXED = {name: MASKS[name] for name in ("moba", "union", "without", "xor", "two", "heads")}
 LENGTHS = ((200, 300), (5, 130), (300, 77))
 LISTED = [
     *(

@@ -13,56 +13,16 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
-from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
 from tests.support import exact_entmax  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.emulated import emulated_module  # noqa: E402, F401
+from tests.support.exact_attention import called, live_pairs, results, vectors  # noqa: E402
+from tests.support.residues import run_in_classes  # noqa: E402
+from tests.support.simt import TABLE, judged, made, values_that_are_no_numbers  # noqa: E402
 from tests.support.thorough import examples, more  # noqa: E402
 
-TABLE = mc.block_table("t", 1)
-"""Any mask, as data."""
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FEATURES = {"softcap": 2.0, **vectors(["alibi_slopes", "sink_logits"], 2, device="cpu")}
-
-
-@pytest.fixture(scope="module")
-def device():
-    with pytest.MonkeyPatch.context() as patch, nan_memory():
-        yield machine.install(patch)
-
-
-pytestmark = pytest.mark.usefixtures("device")
-
-
-def made(n_q, n_kv, dim, dim_v=None, dtype=F32, *, batch=1, heads=2, kv_heads=1, seed=0):
-    """q, k, v and dout."""
-    generator = torch.Generator().manual_seed(seed)
-    dim_v = dim_v or dim
-    sizes = ((heads, n_q, dim), (kv_heads, n_kv, dim), (kv_heads, n_kv, dim_v), (heads, n_q, dim_v))
-    return [torch.randn((batch, *size), generator=generator).to(dtype) for size in sizes]
-
-
-def judged(attn, tensors, live, data=None, **features):
-    """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
-    found = called(attn, *tensors, data=data, **features)
-    exact, rough = (
-        results(*tensors, live, x, **features) for x in (torch.float64, tensors[0].dtype)
-    )
-    if tensors[0].dtype != F32:
-        assert not wrong(found, exact, rough)
-    for name, x in found.items() if tensors[0].dtype == F32 else ():
-        if x.numel() and name != "lse":
-            size = torch.maximum(exact[name].abs().max(), exact[f"size of {name}"])
-            assert (x.double() - exact[name]).abs().max() <= 1e-5 * size + 1e-30, name
-    empty = ~live.any(-1).expand(*found["lse"].shape) & (found["lse"] == -torch.inf)
-    assert not found["out"][empty].any()
-    assert not found["dq"][empty].any()
-    return found
 
 
 def simt(mask, dim, dim_v=None, dtype=F32, n_heads=None):
@@ -153,9 +113,7 @@ def test_views_that_no_vector_fits():
 
 def test_residue_classes(monkeypatch):
     """Parts of a mask join their results, also with what a head has of its own."""
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(driver, "_analyse_heads", driver._analyse_heads.__wrapped__)
+    run_in_classes(monkeypatch)
     mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
     attn, live = simt(mask, 16), live_pairs(mask, 150, 150, device="cpu")
     for features in ({}, {name: FEATURES[name] for name in ("alibi_slopes", "sink_logits")}):
@@ -199,21 +157,7 @@ def test_the_same_bits_on_every_run():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_values_that_are_no_numbers(value):
-    """They reach those that see them: with nan_safe no others, in both passes; never from beyond
-    the tiles that a query sees."""
-    mask = mc.causal() & mc.window(40)
-    attn, (q, k, v, dout) = simt(mask, 24), made(150, 150, 24)
-    sees = live_pairs(mask, 150, 150, device="cpu")[0][:, 20]
-    clean = called(attn, q, k, v, dout, nan_safe=True)
-    v[:, :, 20] = value
-    safe = attn(q, k, v, nan_safe=True)
-    assert torch.equal(safe[:, :, ~sees], clean["out"][:, :, ~sees])
-    assert not safe[:, :, sees].isfinite().any()
-    usual = attn(q, k, v)
-    assert usual[:, :, 128:].isfinite().all()
-    out, lse = attn(q, k, v, return_lse=True, nan_safe=True)
-    dq, _, _ = attn.backward(q, k, v, out, lse, dout, nan_safe=True)
-    assert torch.equal(dq[:, :, ~sees], clean["dq"][:, :, ~sees])
+    attn, (q, k, v), sees = values_that_are_no_numbers(value, 24)
     v[:, :, 20] = 0
     k[:, :, 20] = torch.nan
     for nan_safe in (False, True):

@@ -9,21 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.runtime import CompiledMask, planner  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support import gathered  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    wrong,
-)
+from tests.support.exact_attention import called, live_pairs, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import WAYS, check, compiled, modes  # noqa: E402
+from tests.support.residues import run_in_classes  # noqa: E402
 from tests.support.thorough import chiefly, more  # noqa: E402
 
 NONE = -torch.inf
@@ -92,11 +84,7 @@ def test_boxes_of_a_grid(hopper):
 
 
 def test_residue_classes(hopper, monkeypatch):
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(
-        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
-    )  # not remembered
+    run_in_classes(monkeypatch)
     mask = (mc.window(20) | mc.dilated(20, stride=4)) - mc.where(lambda q, k: q - k < 50)
     judged(compiled(mask, 64, heads=4), given(201, 201), live_pairs(mask, 201, 201))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from maskc.core.bundle import APART
+from maskc.core.bundle import SEPARATE_DQ
 from maskc.core.problem import Feature
 from tests.unit.test_sm90a_sources import (
     ALL,
@@ -27,7 +27,7 @@ from tests.unit.test_sm90a_sources import (
 def test_small_tiles_backward(head_dim):
     names = ("streaming", "bigbird_itc")
     found = [unit(name, BACKWARD, head_dim, form=SMALL) for name in names]
-    capped = [Job(each, frozenset({Feature.softcap}), APART) for each in found]
+    capped = [Job(each, frozenset({Feature.softcap}), SEPARATE_DQ) for each in found]
     gate(jobs(found, NONE, ALL) + capped)
 
 

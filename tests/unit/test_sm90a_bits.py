@@ -185,7 +185,9 @@ def test_these_masks_come_as_bits(name):
         (BY_DISTANCE | MIXED)[name], driver.problem(64, None, HEADS, "bfloat16"), SM_90A
     )
     assert plan.distances
-    assert any(other.distances for other in plan.also if other.direction is Direction.backward)
+    assert any(
+        other.distances for other in plan.alternatives if other.direction is Direction.backward
+    )
     assert any("bits from a table over k - q" in reason for reason in plan.reasons)
 
 

@@ -106,13 +106,16 @@ def test_sources_compile_without_spills(name, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     bundle = emitted(MASKS[name][0], dim)
     for direction in Direction:
-        unit = in_boxes(bundle, direction)
-        for mode, _ in unit.modes:
-            for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
-                report = build(unit, features, unit.directions, "sm_90a", mode).report
-                assert "C75" not in report.log
-                for kernel in report.kernels:
-                    assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+        without_spills(in_boxes(bundle, direction))
+
+
+def without_spills(unit):
+    for mode, _ in unit.modes:
+        for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
+            report = build(unit, features, unit.directions, "sm_90a", mode).report
+            assert "C75" not in report.log
+            for kernel in report.kernels:
+                assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
 
 
 IMAGE, VIDEO = FLAT(width=256, kernel=(80, 80)), SOLID(height=48, width=80, kernel=(18, 24, 24))
@@ -133,7 +136,7 @@ def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
     plan = planned(mask, dim)
     unit = in_boxes(driver.emit_bundle(plan), Direction.forward)
     assert unit.tile.k == keys == prod(unit.boxes.k) == unit.boxes.seen
-    (chosen,) = (each for each in plan.also if each.form == GRID and each.tile == unit.tile)
+    (chosen,) = (each for each in plan.alternatives if each.form == GRID and each.tile == unit.tile)
     usual, *fewer = grid_schedules(plan.problem)
     assert [each.tile.k for each in fewer] == [k for k in (96, 64) if k < usual.tile.k]
     axes = grid_masks(tuple(each.ir for each in chosen.masks))
@@ -154,13 +157,7 @@ def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
 @pytest.mark.parametrize(("mask", "dim"), [(VIDEO, 64), (VIDEO, 128), (VIDEO, 192), (IMAGE, 256)])
 def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-    unit = in_boxes(emitted(mask, dim), Direction.forward)
-    for mode, _ in unit.modes:
-        for features in (frozenset[Feature](), frozenset({Feature.softcap, Feature.sinks})):
-            report = build(unit, features, unit.directions, "sm_90a", mode).report
-            assert "C75" not in report.log
-            for kernel in report.kernels:
-                assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+    without_spills(in_boxes(emitted(mask, dim), Direction.forward))
 
 
 @pytest.mark.parametrize("name", ["axial", "natten_1d", "full", more("sta"), "longformer"])
@@ -234,7 +231,7 @@ def test_explain_names_the_boxes():
     plan = planned(FLAT(width=256, kernel=(80, 80), stride=(16, 16)))
     words = " ".join(explain(plan, 1 << 16, 1 << 16).split())
     q, k = next((" x ".join(map(str, side)) for side in (each.boxes.q, each.boxes.k))
-                for each in plan.also if each.boxes)  # fmt: skip
+                for each in plan.alternatives if each.boxes)  # fmt: skip
     assert f"or boxes of a grid, {q} queries x {k} keys of N x 256" in words
     assert "choice 65536 x 65536: boxes of 128 x 128; cycles of one head by program:" in words
 

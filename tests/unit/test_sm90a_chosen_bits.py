@@ -123,7 +123,7 @@ def test_packed_heads_have_the_same_rows(name):
 def test_no_pair_is_tested(name):
     """Explain says so."""
     plan = planned(BY_CELLS[name])
-    assert "and of the chosen blocks, no pair is tested" in " ".join(explain(plan).split())
+    assert "and of the chosen blocks, no test per pair" in " ".join(explain(plan).split())
     for unit in driver.emit_bundle(plan).units:
         # Where a call has few pairs, delta is summed anew pair by pair, by a launch of its own.
         text = unit.source.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
@@ -132,7 +132,7 @@ def test_no_pair_is_tested(name):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_are_tested_of(name):
-    assert "pairs are tested" in " ".join(explain(planned(PAIRS[name])).split())
+    assert "partial tiles: test each" in " ".join(explain(planned(PAIRS[name])).split())
 
 
 def test_what_is_both_chosen_and_not_is_nothing():

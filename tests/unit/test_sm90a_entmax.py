@@ -9,7 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.core.bundle import ONCE
+from maskc.core.bundle import EXCLUSIVE_DQ
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS
 from maskc.dispatch.selector import modes_of
@@ -114,7 +114,7 @@ def test_no_pass_of_entmax_stores_dq_from_its_only_column(dim):
     unit = driver.emit_bundle(
         driver.plan_kernel(mask, driver.problem(dim, None, None, "bfloat16"), TARGETS["sm_90a"])
     ).unit("sm_90a", Direction.backward)
-    assert ONCE in dict(unit.modes)
-    assert ONCE in modes_of(unit, frozenset())
+    assert EXCLUSIVE_DQ in dict(unit.modes)
+    assert EXCLUSIVE_DQ in modes_of(unit, frozenset())
     for feature in (Feature.entmax, Feature.sinks, Feature.alibi):
-        assert ONCE not in modes_of(unit, frozenset({feature}))
+        assert EXCLUSIVE_DQ not in modes_of(unit, frozenset({feature}))

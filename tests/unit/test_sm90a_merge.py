@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.core.bundle import PACKED, Grid, WorkList
+from maskc.core.bundle import PACK_GQA, Grid, WorkList
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
@@ -120,7 +120,7 @@ def test_plans_cut_long_rows_only():
         assert (unit.work.most_tiles, unit.work.uneven_tiles) == (0, LONG_KEYS // unit.tile.k)
         assert (unit.work.few_tiles, unit.work.heads) == (8 if unit.tile.k == 64 else 4, 0)
         for name, mode in unit.modes:
-            if name == PACKED:
+            if name == PACK_GQA:
                 (forward,) = mode.launches
                 turns = Grid.rounds if dim > 64 and unit.tile.q < 192 else Grid.items
                 assert (forward.entry, forward.grid) == ("attention_forward", turns)

@@ -23,7 +23,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.build import build as compile_source
-from maskc.core.bundle import APART, ONCE, PACKED, SourceUnit
+from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, SEPARATE_DQ, SourceUnit
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features
 from maskc.core.target import Target
@@ -130,12 +130,14 @@ class Job:
 
 def jobs(units: Iterable[SourceUnit], *features: Features, once: bool = False) -> list[Job]:
     """In all modes that know the features but the one that stores dq once, or in that alone."""
-    names = [(unit, name) for unit in units for name, _ in unit.modes if once == (name == ONCE)]
+    names = [
+        (unit, name) for unit in units for name, _ in unit.modes if once == (name == EXCLUSIVE_DQ)
+    ]
     return [
         Job(unit, each, name)
         for unit, name in names
         for each in features
-        if name != APART or not each & OF_HEADS
+        if name != SEPARATE_DQ or not each & OF_HEADS
     ]
 
 
@@ -191,7 +193,7 @@ def machine_faults(job: Job, binary: Binary) -> list[str]:
     if 2 * begun > products:
         found.append(f"{begun} groups for {products} products: they run one after another")
     moves = binary.count("R2UR", entry, "among products")
-    waits = job.mode == PACKED and Feature.alibi in job.features  # for memory: 190 us beside 187
+    waits = job.mode == PACK_GQA and Feature.alibi in job.features  # for memory: 190 us beside 187
     if moves > max(products // 2, A_ROW) and not waits:
         found.append(f"{moves} moves for {products} products: operands in ordinary registers")
     if entry == "attention_forward" and Feature.softcap not in job.features:
@@ -222,7 +224,7 @@ def test_the_disassembler_is_there():
 
 
 BROKEN = {
-    "under p v": ("constexpr int SETTLE =", "constexpr int SETTLE = 0; constexpr int LATER = "),
+    "under p v": ("constexpr int PV_WAIT =", "constexpr int PV_WAIT = 0; constexpr int LATER = "),
     "local memory": (
         "    const i32 group = uniform(threadIdx.x / 128);\n",
         "    const i32 group = uniform(threadIdx.x / 128);\n    volatile i32 x[9]; x[group] = 0;\n",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.rows import tiles_alone
-from maskc.core.bundle import ONCE, Mode, SourceUnit
+from maskc.core.bundle import EXCLUSIVE_DQ, Mode, SourceUnit
 from maskc.core.cost import Cost, Tally
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
@@ -105,7 +105,7 @@ def test_what_a_source_is():
         forward, back = tiny_units(BLOCKS, dim).values()
         assert (forward.tile, back.tile) == (TILE, TILE)
         assert [name for name, _ in forward.modes] == ["usual"]
-        assert [name for name, _ in back.modes] == [ONCE]
+        assert [name for name, _ in back.modes] == [EXCLUSIVE_DQ]
         assert back.only_once
         assert not forward.only_once
         for unit in (forward, back):
@@ -137,7 +137,7 @@ class Source:
 
     def __init__(self, *costs: Cost) -> None:
         self.costs, self.modes = costs, tuple((cost.mode, Mode(())) for cost in costs)
-        self.only_once = [cost.mode for cost in costs] == [ONCE]
+        self.only_once = [cost.mode for cost in costs] == [EXCLUSIVE_DQ]
 
 
 def programs(source: Source, facts: Facts) -> list:
@@ -145,7 +145,7 @@ def programs(source: Source, facts: Facts) -> list:
     return list(programs_of(source, wanted, facts, Sizes(64, 4, 4, 256, 256)))
 
 
-USUAL, STORED = Cost("usual", 100, 10, 1), Cost(ONCE, 60, 10, 1)
+DEFAULT, STORED = Cost("usual", 100, 10, 1), Cost(EXCLUSIVE_DQ, 60, 10, 1)
 
 
 def test_costs_of_passes_that_store_dq():
@@ -153,10 +153,10 @@ def test_costs_of_passes_that_store_dq():
         Facts(Tally(4, 8, 0), Adders(2)), Facts(Tally(4, 8, 0), Adders(1)),
         Facts(Tally(8, 8, 0, lone=8), Adders(1)),
     )  # fmt: skip
-    both, only = Source(USUAL, STORED), Source(STORED)
+    both, only = Source(DEFAULT, STORED), Source(STORED)
     taken = [least(programs(both, x)) for x in (several, single, alone)]
     assert [each.cycles for each in taken] == [480, 320, 560]
-    assert [each.mode for each in taken] == ["usual", ONCE, ONCE]
+    assert [each.mode for each in taken] == ["usual", EXCLUSIVE_DQ, EXCLUSIVE_DQ]
     assert [bool(programs(only, x)[0].obstacle) for x in (several, single, alone)] == [
         True, True, False,
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_costs_of_passes_that_store_dq():
 
 
 def test_a_source_that_cannot_run_is_not_taken():
-    usual, only = Source(USUAL), Source(Cost(ONCE, 0, 1, 0))
+    usual, only = Source(DEFAULT), Source(Cost(EXCLUSIVE_DQ, 0, 1, 0))
     for adders, lone, taken in ((2, 0, usual), (1, 0, usual), (1, 8, only)):
         facts = Facts(Tally(4, 8, 0, lone=lone), Adders(adders))
         program = cheapest([usual, only], programs, lambda _, facts=facts: facts, 64)
@@ -182,15 +182,17 @@ def test_predictions_speak_of_the_mode_that_runs():
     """Blocks of 16 took 31 us in small tiles, 25 in tiny ones; forward, in these, 9.3 (H200)."""
     plan = planned(BLOCKS)
     assert milliseconds(plan, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0196, abs=0.0005)
-    small = replace(plan, also=tuple(each for each in plan.also if each.form != "tiny"))
+    small = replace(
+        plan, alternatives=tuple(each for each in plan.alternatives if each.form != "tiny")
+    )
     assert milliseconds(small, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0289, abs=0.0005)
     assert milliseconds(plan, FORWARD, 4096, 4096, 16) == pytest.approx(0.0102, abs=0.0005)
 
 
 def test_explain_names_them():
     text = " ".join(explain(planned(BLOCKS), 4096).split())
-    assert "or tiles of 16 x 16, a warp for a row of them, in registers: taken by a call" in text
-    assert "backward: or tiles of 16 x 16, a warp for each, in registers: taken by a call" in text
+    assert "or tiles of 16 x 16, a warp for a row of them, in registers: used if predicted" in text
+    assert "backward: or tiles of 16 x 16, a warp for each, in registers: used if predicted" in text
     assert "choice 4096 x 4096: 16 x 16; cycles of one head by program: 16 x 16 " in text
     assert "16 x 16" not in explain(planned(mc.causal()), 4096)
 
@@ -220,7 +222,7 @@ def drawn_selector(name: str) -> SourceSelector:
 def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
     """(source, mode, tables) of a call."""
     asked = Pass(direction, features, deterministic, ("cuda", 0))
-    call = Bound({}, {}, ()), Place(Sizes(1, 4, 2, n_q, n_kv), {}, joins=joins)
+    call = Bound({}, {}, ()), Place(Sizes(1, 4, 2, n_q, n_kv), {}, accumulates=joins)
     first = selector.bundle.unit("sm_90a", direction)
     taken = selector.choose(first, asked, *call)
     return taken.unit, taken.mode, selector._tables_of(taken.unit, asked, *call)
@@ -252,9 +254,9 @@ def test_which_calls_take_the_backward():
         unit, mode, _ = chosen(maker, BACKWARD, *args, **options)
         return unit.form, mode
 
-    assert form(4096, 4096) == form(4000, 4000) == form(77, 77) == ("tiny", ONCE)
-    assert form(4096, 4096, deterministic=True) == ("tiny", ONCE)
-    assert form(4096, 4096, features=OF_ROWS) == ("tiny", ONCE)
+    assert form(4096, 4096) == form(4000, 4000) == form(77, 77) == ("tiny", EXCLUSIVE_DQ)
+    assert form(4096, 4096, deterministic=True) == ("tiny", EXCLUSIVE_DQ)
+    assert form(4096, 4096, features=OF_ROWS) == ("tiny", EXCLUSIVE_DQ)
     for other in ({"features": frozenset({Feature.sinks})}, {"joins": True}):
         taken = form(4096, 4096, **other)
         assert taken[0] != "tiny"
@@ -302,7 +304,7 @@ def test_warmup_builds_what_serves(machine):
     mask.warmup()
     texts = {unit.source: unit.key for unit in bundle.units}
     built = {(texts[text], mode) for text, mode, _ in machine.built}
-    assert {("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", ONCE)} <= built
+    assert {("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", EXCLUSIVE_DQ)} <= built
     machine.built.clear()
     mask.warmup(["sinks"])
     built = {texts[text] for text, _, _ in machine.built}

@@ -91,7 +91,7 @@ def programs(mask: mc.Mask) -> list[object]:
     problem = driver.problem(128, None, 8, "bfloat16")
     plan = driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
     found: list[object] = []
-    for each in (plan, *plan.also):
+    for each in (plan, *plan.alternatives):
         (own,) = each.masks
         most = None if own.intervals is None else len(own.intervals)
         found.append((

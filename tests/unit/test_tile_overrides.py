@@ -62,14 +62,14 @@ def test_what_the_planner_chooses_is_among_them(target):
 
 def test_a_named_tile_is_the_only_forward_source():
     plan = planned("sm_90a", (128, 96), 3)
-    forward = [each for each in (plan, *plan.also)
+    forward = [each for each in (plan, *plan.alternatives)
                if each.target is plan.target and each.direction is Direction.forward]  # fmt: skip
     assert [(each.tile.q, each.tile.k, each.schedule.stages) for each in forward] == [(128, 96, 3)]
     usual = planned("sm_90a")
-    backward = [[each.tile for each in (x, *x.also) if each.direction is Direction.backward]
+    backward = [[each.tile for each in (x, *x.alternatives) if each.direction is Direction.backward]
                 for x in (plan, usual)]  # fmt: skip
     assert backward[0] == backward[1]
-    assert any("tile=(128, 96), stages=3 as asked for" in reason for reason in plan.reasons)
+    assert any("tile=(128, 96), stages=3 as the caller set it" in reason for reason in plan.reasons)
     assert planned("sm_90a", stages=2).schedule.stages == 2
 
 
@@ -248,7 +248,7 @@ def test_bench_tiles_puts_what_is_wrong_last(monkeypatch):
 def test_the_command_line_compiles_and_explains_named_tiles():
     text = maskc("explain", "--expr", "causal()", "--target", "sm_90a", "--tile", "128x96",
                  "--stages", 3).stdout  # fmt: skip
-    assert all(said in text for said in ("tiles of 128 x 96", "3 stages", "as asked for"))
+    assert all(said in text for said in ("tiles of 128 x 96", "3 stages", "as the caller set it"))
     found = maskc_json("compile", "--expr", "causal()", *SMALL, "--tile", "32x128")
     assert found["patterns"][0]["tile"] == [32, 128]
 

@@ -10,27 +10,17 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
-from maskc import driver  # noqa: E402
-from maskc.analysis import head_groups as heads  # noqa: E402
-from maskc.ir import relayout  # noqa: E402
-from maskc.runtime import CompiledMask, planner  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
-from tests.support.hopper import check, compiled, half, modes  # noqa: E402
+from tests.support import cases  # noqa: E402
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
+from tests.support.hopper import check, compiled, given, modes  # noqa: E402
+from tests.support.residues import run_in_classes  # noqa: E402
 from tests.support.thorough import alternating, more  # noqa: E402
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
-EMPTY = mc.block_diagonal(16) & mc.where(lambda q, k: (q // 16 % 2 == 0) & (q % 5 > 0))
-"""Tile rows and columns without a tile, and rows without a key in those that have one."""
-GAPS = mc.block_diagonal(8) & mc.where(lambda q, k: (q + k) % 3 > 0)
-SHORT = mc.window(20, 9)
+MASKS = cases.masks(cases.TINY, cases.EMULATOR)
+EMPTY, GAPS, SHORT = (MASKS[name] for name in ("empty rows", "gaps", "both sides"))
 HEADS = mc.per_head([mc.block_diagonal(16), GAPS, mc.window(3), EMPTY])
 ALONE = mc.per_head([mc.block_diagonal(16), GAPS, mc.block_diagonal(4) & mc.causal(), EMPTY])
 
@@ -39,10 +29,6 @@ ALONE = mc.per_head([mc.block_diagonal(16), GAPS, mc.block_diagonal(4) & mc.caus
 def hopper(monkeypatch):
     monkeypatch.setenv("MASKC_CHECK", "1")
     return machine.install(monkeypatch)
-
-
-def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
-    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
 @pytest.mark.parametrize(("size", "dtype"), alternating([4, 8, more(16)], ["bfloat16", "float16"]))
@@ -61,7 +47,7 @@ def test_blocks_of_any_length(size, dtype):
             EMPTY,
             GAPS,
             SHORT,
-            *map(more, (mc.window(3), mc.block_diagonal(32), mc.block_diagonal(12))),
+            *(more(MASKS[name]) for name in ("three keys", "blocks of 32", "blocks across tiles")),
         ],
         [(70, 70), (50, 83), more((83, 50)), (1, 40), more((40, 1))],
     ),
@@ -129,11 +115,7 @@ def test_any_strides():
 @pytest.mark.parametrize("n", [more(50), 90])
 def test_a_part_of_few_keys_joins_the_others(monkeypatch, n):
     """A window, and in residue classes a shorter one."""
-    monkeypatch.setattr(planner, "pays", lambda *_: True)
-    monkeypatch.setattr(heads, "strides_together", relayout.alone)
-    monkeypatch.setattr(
-        driver, "_analyse_heads", driver._analyse_heads.__wrapped__
-    )  # not remembered
+    run_in_classes(monkeypatch)
     mask = mc.window(20) | mc.dilated(20, stride=4)
     attn = mask.compile(head_dim=64, target="sm_90a")
     tiny = tuple(

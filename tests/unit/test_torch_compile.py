@@ -11,15 +11,7 @@ import maskc as mc
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BadShape, DataMissing, TargetNotBuilt
 from maskc.core.problem import Direction
-from tests.support.torch_oracle import (
-    MASKS,
-    Spy,
-    data_of,
-    loss_of,
-    spied,
-    tensors,
-    vectors,
-)
+from tests.support.torch_oracle import MASKS, Spy, data_of, loss_of, spied, tensors, vectors
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint

@@ -10,7 +10,7 @@ import maskc as mc
 pytest.importorskip("torch")
 
 from maskc.core.problem import Feature
-from maskc.testing.emulator import machine
+from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import live_pairs, tensors
 from tests.support.hopper import check, compiled, half
 from tests.support.thorough import alternating, chiefly
@@ -31,11 +31,6 @@ NARROW = {
     "slashes": mc.offsets(IDS) | mc.window(3),
     "few ids": mc.causal() & (mc.window(9) | mc.global_tokens([5, 9, 60])),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    return machine.install(monkeypatch)
 
 
 def asked(attn):

@@ -54,19 +54,19 @@ class MaskcError(Exception):
 def _restored(
     kind: type[MaskcError], args: tuple[object, ...], state: dict[str, object]
 ) -> MaskcError:
-    found = kind.__new__(kind, *args)
-    found.args = args
-    found.__dict__.update(state)
-    return found
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class _Shown(str):
     """Some object as messages show it, in its place."""
 
     def __new__(cls, text: str, representation: str) -> _Shown:
-        found = super().__new__(cls, text)
-        found.representation = representation
-        return found
+        shown = super().__new__(cls, text)
+        shown.representation = representation
+        return shown
 
     representation: str
 

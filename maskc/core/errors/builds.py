@@ -173,6 +173,24 @@ class CheckFailed(MaskcError):
     hint = "the kernel and the dense oracle disagree: please report this with the pattern"
 
 
+class WrongDeviceLists(CheckFailed):
+    """With MASKC_CHECK=1: a GPU listed other tiles than the data leave, a defect of maskc."""
+
+    code = "MC690"
+    message = "lists that the GPU made are wrong: {0}: {1} on the GPU, {2} on the host"
+    hint = "please report this with the pattern, the lengths and the data"
+
+
+class ListsNotRead(MaskcError):
+    """With MASKC_CHECK=1: a call is recorded for later, so its lists cannot be checked now."""
+
+    code = "MC691"
+    message = (
+        "this call runs later, in a CUDA graph or a program of JAX: its lists are not made yet"
+    )
+    hint = "make the call outside once, or unset MASKC_CHECK"
+
+
 class UsageMistake(MaskcError):
     """A command line contradicts itself or names something that does not exist."""
 

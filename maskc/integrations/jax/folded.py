@@ -42,8 +42,8 @@ def batched(
             continue
         whole = jnp.broadcast_to(x, (size, *x.shape)) if axis is None else x
         given.append(whole.reshape(size * whole.shape[1], *whole.shape[2:]))
-    found = operation.bind(*given, call=call)
-    return [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in found], [0] * len(found)
+    results = operation.bind(*given, call=call)
+    return [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in results], [0] * len(results)
 
 
 def _one_after_another(
@@ -51,10 +51,10 @@ def _one_after_another(
 ) -> tuple[Any, Any]:
     mapped = [x for x, axis in zip(arrays, axes, strict=True) if axis is not None]
 
-    def run(own: list[Any]) -> Any:
-        rest = iter(own)
+    def run(rows: list[Any]) -> Any:
+        rest = iter(rows)
         given = [x if axis is None else next(rest) for x, axis in zip(arrays, axes, strict=True)]
         return operation.bind(*given, call=call)
 
-    found = jax.lax.map(run, mapped)
-    return list(found), [0] * len(found)
+    results = jax.lax.map(run, mapped)
+    return list(results), [0] * len(results)

@@ -236,9 +236,9 @@ def _of_out(call: TracedCall, kept: Any, dout: Any) -> tuple[Any, ...]:
 def _of_both(call: TracedCall, kept: Any, gradients: Any) -> tuple[Any, ...]:
     arrays, out, lse = kept
     dout, dlse = gradients
-    found = _backward(call, arrays, out, lse, dout)
+    through_out = _backward(call, arrays, out, lse, dout)
     more = _through_lse(call, arrays, out, lse, dlse)
-    return _placed(call, arrays, [a + b for a, b in zip(found, more, strict=True)])
+    return _placed(call, arrays, [a + b for a, b in zip(through_out, more, strict=True)])
 
 
 _out.defvjp(_out_kept, _of_out)
@@ -264,18 +264,18 @@ def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -
     dout = jnp.where(axis, pushed[..., None], 0).astype(v.dtype)
     ones = jnp.broadcast_to(axis.astype(v.dtype), v.shape) + 0 * v
     plain = call if call.rate is None else replace(call, rate=0)
-    found = _backward(plain, (q, k, ones, *rest), jnp.zeros_like(out), lse, dout)
-    found[2] = jnp.zeros_like(v)
+    gradients = _backward(plain, (q, k, ones, *rest), jnp.zeros_like(out), lse, dout)
+    gradients[2] = jnp.zeros_like(v)
     if call.sinks:
         sinks = arrays[3 + call.slopes]
         share = jnp.where(empty, 0, jnp.exp(sinks[:, None] - lse))
-        found[3] = found[3] + (share * dlse).sum((0, 2))
-    return found
+        gradients[3] = gradients[3] + (share * dlse).sum((0, 2))
+    return gradients
 
 
-def _placed(call: TracedCall, arrays: Any, found: list[Any]) -> tuple[Any, ...]:
+def _placed(call: TracedCall, arrays: Any, gradients: list[Any]) -> tuple[Any, ...]:
     """The gradients in the order of the arrays; None where there is none."""
-    named = dict(zip(call.with_gradients, found[3:], strict=True))
+    named = dict(zip(call.with_gradients, gradients[3:], strict=True))
     names = call.names
     rest = [named.get(name) for name in names]
-    return (*found[:3], *rest)
+    return (*gradients[:3], *rest)

@@ -45,13 +45,13 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
             if x is not None:
                 raise BadOption(name, hint, f"type {type(x).__name__}", at=name)
         query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
-        own = kept & mc.causal(align="start") if is_causal else kept
+        call_mask = kept & mc.causal(align="start") if is_causal else kept
         drops = {}
         if dropout_rate and not deterministic:
             drops = {"dropout_p": dropout_rate, "dropout_seed": dropout_rng}
         front = query.shape[:-3]
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-        out = attention(q, k, v, own, **{**options, **drops})
+        out = attention(q, k, v, call_mask, **{**options, **drops})
         return out.reshape(*front, *out.shape[1:])
 
     kept = mask

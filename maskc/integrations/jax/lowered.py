@@ -75,28 +75,29 @@ def _recorded(
     """
     given = blanks(_names(which, call), arrays, call.layout, platform)
     attn = _compiled(call, given[0], given[2], given[0].dtype, given[0].array.device)
-    with recording() as found:
+    with recording() as recorded:
         try:
             results = _run(which, call, attn, given)
         except NotAnArray as error:
             raise NotRecorded(f"the host reads {error.args[0]!r}") from error
-    return found, [x.number - MADE for x in results]
+    return recorded, [x.number - MADE for x in results]
 
 
 def _custom_call(
-    found: Recording, results: list[int], platform: str, call: TracedCall, arrays: Sequence[Any]
+    recorded: Recording, results: list[int], platform: str, call: TracedCall, arrays: Sequence[Any]
 ) -> list[Any]:
     """The results of a recorded call, [B, H, N, D] in the caller's order."""
     if platform == "cuda":
         native.opened()
-    key = native.register(found, len(arrays))
+    key = native.register(recorded, len(arrays))
     shapes = [
-        jax.ShapeDtypeStruct(output.in_memory[0], jnp.dtype(dtype)) for output, dtype in found.made
+        jax.ShapeDtypeStruct(output.in_memory[0], jnp.dtype(dtype))
+        for output, dtype in recorded.made
     ]
     made = jax.ffi.ffi_call(native.TARGETS[platform], shapes)(*arrays, program=key)
     ordered = []
     for number in results:
-        output, x = found.made[number][0], made[number]
+        output, x = recorded.made[number][0], made[number]
         axes = output.in_memory[1]
         ordered.append(x.transpose(axes) if axes else x)
     return ordered
@@ -109,18 +110,18 @@ def _on_host(
     names = _names(which, call)
 
     def run(*given: Any) -> Any:
-        own = [np.asarray(x) for x in given]
+        on_host = [np.asarray(x) for x in given]
         rows = {*_BACKWARD} - {"lse"}
         for number, name in enumerate(names):
             if name in rows:
-                own[number] = heads_first(own[number], call.layout)
+                on_host[number] = heads_first(on_host[number], call.layout)
             elif name == SEED:
-                own[number] = own[number].view(np.int64).reshape(1)
-        attn = _compiled(call, own[0], own[2], own[0].dtype.name, ("cpu", 0))
-        found = _run(which, call, attn, own)
+                on_host[number] = on_host[number].view(np.int64).reshape(1)
+        attn = _compiled(call, on_host[0], on_host[2], on_host[0].dtype.name, ("cpu", 0))
+        results_of_run = _run(which, call, attn, on_host)
         return tuple(
             np.ascontiguousarray(_as_declared(x, aval, call.layout), aval.dtype)
-            for x, aval in zip(found, avals, strict=True)
+            for x, aval in zip(results_of_run, avals, strict=True)
         )
 
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
@@ -149,12 +150,12 @@ def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any)
                 raise NotRecorded("the host makes lists from data")
             if platform == "cpu":
                 native.runner()
-            found, results = _recorded(which, call, platform, arrays)
+            recorded, results = _recorded(which, call, platform, arrays)
         except (NotRecorded, NoCompiler):
             if platform != "cpu":
                 raise
             return _on_host(which, call, avals, arrays)
-        made = _custom_call(found, results, platform, call, arrays)
+        made = _custom_call(recorded, results, platform, call, arrays)
         return [
             heads_first(x, call.layout)
             if x.ndim == 4 and number in _of_rows(which)
@@ -184,11 +185,11 @@ def _forward_shapes(q: Any, k: Any, v: Any, *rest: Any, call: TracedCall) -> Any
 def _backward_shapes(*avals: Any, call: TracedCall) -> Any:
     q, k, v, *_ = avals
     single = np.dtype(np.float32)
-    own = dict(zip(_names("backward", call), avals, strict=True))
-    found = [x.update(dtype=q.dtype, weak_type=False) for x in (q, k, v)]
+    by_name = dict(zip(_names("backward", call), avals, strict=True))
+    shapes = [x.update(dtype=q.dtype, weak_type=False) for x in (q, k, v)]
     for name in call.with_gradients:
-        found.append(own[name].update(dtype=single, weak_type=False))
-    return tuple(found)
+        shapes.append(by_name[name].update(dtype=single, weak_type=False))
+    return tuple(shapes)
 
 
 def _operation(which: str, shapes: Any) -> Primitive:

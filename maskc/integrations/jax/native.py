@@ -121,11 +121,11 @@ _kept: dict[int, tuple[bytes, object]] = {}
 _kernels: dict[RecordedFunction, _CKernel] = {}
 
 
-def register(found: Recording, given: int) -> np.int64:
+def register(recording: Recording, given: int) -> np.int64:
     """Hand a recorded call to the runner.
 
     Args:
-        found: the call.
+        recording: the call.
         given: arrays that it is given.
 
     Returns:
@@ -134,46 +134,46 @@ def register(found: Recording, given: int) -> np.int64:
     Raises:
         NotRecorded: it has more of something than runner.c has room for.
     """
-    made = len(found.made)
+    made = len(recording.made)
     if max(given, made) > MADE:
         raise NotRecorded(f"it has {given} arrays and {made} results")
-    steps = (_CStep * len(found.steps))(*(_step(found, each) for each in found.steps))
-    tables = (_CTable * len(found.tables))(
-        *(_CTable(each.values.ctypes.data, each.values.nbytes) for each in found.tables)
+    steps = (_CStep * len(recording.steps))(*(_step(recording, step) for step in recording.steps))
+    tables = (_CTable * len(recording.tables))(
+        *(_CTable(table.values.ctypes.data, table.values.nbytes) for table in recording.tables)
     )
-    content = _content(found, given)
+    content = _content(recording, given)
     key = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
     with _lock:
         if key in _kept:
             return np.uint64(key).astype(np.int64)
         program = _CProgram(key, given, made, len(steps), len(tables), steps, tables, None, None)
         runner().maskc_add(ctypes.byref(program))
-        _kept[key] = content, (program, steps, tables, found)
+        _kept[key] = content, (program, steps, tables, recording)
     return np.uint64(key).astype(np.int64)
 
 
-def _content(found: Recording, given: int) -> bytes:
+def _content(recording: Recording, given: int) -> bytes:
     """All that a program computes: equal ones are one program."""
-    parts: list[Any] = [given, len(found.made)]
-    for each in found.steps:
-        match each:
+    parts: list[Any] = [given, len(recording.made)]
+    for step in recording.steps:
+        match step:
             case Clear(number):
-                parts += ["clear", number, found.bytes_of(number)]
+                parts += ["clear", number, recording.bytes_of(number)]
             case HostStep(entry, threads, block, places):
                 parts += ["host", ctypes.cast(entry, ctypes.c_void_p).value, threads, block, places]
             case CudaStep(function):
                 code = hashlib.sha256(_bytes(function.code)).hexdigest()
                 parts += ["cuda", code, function.entry, function.shared]
                 parts += [
-                    each.blocks,
-                    each.threads,
-                    each.shared,
-                    each.block,
-                    each.places,
-                    each.maps,
+                    step.blocks,
+                    step.threads,
+                    step.shared,
+                    step.block,
+                    step.places,
+                    step.maps,
                 ]
     text = hashlib.sha256(repr(parts).encode())
-    for table in found.tables:
+    for table in recording.tables:
         text.update(table.values.tobytes())
     return text.digest()
 
@@ -182,48 +182,48 @@ def _bytes(code: Any) -> bytes:
     return code if isinstance(code, bytes) else repr(code).encode()
 
 
-def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _CStep:
+def _step(recording: Recording, recorded: Clear | CudaStep | HostStep) -> _CStep:
     step = _CStep()
-    if isinstance(each, Clear):
-        step.clear, step.clear_bytes = each.number, found.bytes_of(each.number)
+    if isinstance(recorded, Clear):
+        step.clear, step.clear_bytes = recorded.number, recording.bytes_of(recorded.number)
         return step
-    if len(each.block) > _MOST_BLOCK:
-        raise NotRecorded(f"an argument block has {len(each.block)} bytes")
-    step.block = ctypes.c_char_p(each.block)
-    step.block_bytes = len(each.block)
-    step.places_count = len(each.places)
-    step.places = (_CPlace * len(each.places))(*map(_place, each.places))
-    step.threads = each.threads
-    if isinstance(each, HostStep):
-        step.host = ctypes.cast(each.entry, ctypes.c_void_p).value
+    if len(recorded.block) > _MOST_BLOCK:
+        raise NotRecorded(f"an argument block has {len(recorded.block)} bytes")
+    step.block = ctypes.c_char_p(recorded.block)
+    step.block_bytes = len(recorded.block)
+    step.places_count = len(recorded.places)
+    step.places = (_CPlace * len(recorded.places))(*map(_place, recorded.places))
+    step.threads = recorded.threads
+    if isinstance(recorded, HostStep):
+        step.host = ctypes.cast(recorded.entry, ctypes.c_void_p).value
         return step
-    if len(each.maps) > _MOST_MAPS:
-        raise NotRecorded(f"a launch has {len(each.maps)} tensor maps")
-    step.maps_count = len(each.maps)
-    step.maps = (_CMap * len(each.maps))(*map(_map, each.maps))
-    step.kernel = ctypes.pointer(_kernel(each.function))
-    step.blocks, step.shared = each.blocks, each.shared
+    if len(recorded.maps) > _MOST_MAPS:
+        raise NotRecorded(f"a launch has {len(recorded.maps)} tensor maps")
+    step.maps_count = len(recorded.maps)
+    step.maps = (_CMap * len(recorded.maps))(*map(_map, recorded.maps))
+    step.kernel = ctypes.pointer(_kernel(recorded.function))
+    step.blocks, step.shared = recorded.blocks, recorded.shared
     return step
 
 
 def _kernel(function: RecordedFunction) -> _CKernel:
     """The kernel as the runner knows it: one for all programs, as it is loaded once."""
     with _lock:
-        found = _kernels.get(function)
-        if found is None:
+        kernel = _kernels.get(function)
+        if kernel is None:
             code, entry = _bytes(function.code), function.entry.encode()
-            found = _kernels[function] = _CKernel(code, entry, function.shared, None, 0)
-        return found
+            kernel = _kernels[function] = _CKernel(code, entry, function.shared, None, 0)
+        return kernel
 
 
 def _place(place: Relocation) -> _CPlace:
     return _CPlace(*place)
 
 
-def _map(each: RecordedMap) -> _CMap:
-    made = _CMap(_place(each.place), len(each.dims), each.kind)
-    made.dims[: len(each.dims)] = each.dims
-    made.strides[: len(each.strides)] = each.strides
-    made.box[: len(each.box)] = each.box
+def _map(recorded: RecordedMap) -> _CMap:
+    made = _CMap(_place(recorded.place), len(recorded.dims), recorded.kind)
+    made.dims[: len(recorded.dims)] = recorded.dims
+    made.strides[: len(recorded.strides)] = recorded.strides
+    made.box[: len(recorded.box)] = recorded.box
     made.step[:] = [1] * 5
     return made

@@ -30,7 +30,7 @@ def from_splash(mask: Any) -> Mask:
     """
     match mask:
         case splash.MultiHeadMask():
-            return mc.per_head([from_splash(each) for each in mask.masks])
+            return mc.per_head([from_splash(part) for part in mask.masks])
         case splash.LogicalAnd():
             return from_splash(mask.left) & from_splash(mask.right)
         case splash.LogicalOr():
@@ -76,5 +76,5 @@ def _of_array(keep: np.ndarray) -> Mask:
     if keep.dtype != np.bool_ or keep.ndim not in (2, 3):
         raise NotASplashMask(f"an array of {keep.dtype} {list(keep.shape)}", at="mask")
     if keep.ndim == 3:
-        return mc.per_head([_of_array(each) for each in keep])
+        return mc.per_head([_of_array(part) for part in keep])
     return mc.block_table(keep, 1)

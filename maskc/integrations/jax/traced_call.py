@@ -65,8 +65,10 @@ class TracedScore(NamedTuple):
 
     @classmethod
     def of(cls, score: Score) -> TracedScore:
-        own = score.inputs
-        return cls(own.formula, own.names, tuple(own.defaults.items()), own.text, score.mask)
+        inputs = score.inputs
+        return cls(
+            inputs.formula, inputs.names, tuple(inputs.defaults.items()), inputs.text, score.mask
+        )
 
     @property
     def score(self) -> Score:
@@ -98,7 +100,7 @@ class TracedCall:
     @property
     def reads_data(self) -> bool:
         """Whether arrays of data are given, not counting tables of a formula."""
-        return any(name not in self.tables and _leaves(own) for name, own in self.data)
+        return any(name not in self.tables and _leaves(value) for name, value in self.data)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ class TracedCall:
     @property
     def trained(self) -> tuple[str, ...]:
         """Tables that are given as arrays, in the order in which the formula reads them."""
-        given = {name for name, own in self.data if _leaves(own)}
+        given = {name for name, value in self.data if _leaves(value)}
         return tuple(name for name in self.tables if name in given)
 
     @property
@@ -127,27 +129,27 @@ class TracedCall:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays behind q, k and v; one name of data may stand for several."""
-        found = ["alibi_slopes"] * self.slopes + ["sink_logits"] * self.sinks
-        for name, own in self.data:
-            found += [name] * _leaves(own)
-        return (*found, *[SEED] * (self.rate is not None))
+        names = ["alibi_slopes"] * self.slopes + ["sink_logits"] * self.sinks
+        for name, value in self.data:
+            names += [name] * _leaves(value)
+        return (*names, *[SEED] * (self.rate is not None))
 
     def compiled(
         self, head_dim: int, head_dim_v: int, heads: int, dtype: str, device: Device
     ) -> Any:
         """The compiled mask of such a call."""
-        own = {} if self.score is None else {"score": self.score.score}
-        found: CompiledMask = _compiled(
-            self.mask, head_dim, head_dim_v, heads, dtype, device, **own
+        score_option = {} if self.score is None else {"score": self.score.score}
+        compiled: CompiledMask = _compiled(
+            self.mask, head_dim, head_dim_v, heads, dtype, device, **score_option
         )
-        return found if self.rate is None else found.dropping
+        return compiled if self.rate is None else compiled.dropping
 
     def keywords(self, arrays: Sequence[Any]) -> tuple[Any, Any, dict[str, Any]]:
         """(slopes, sinks, data) of a call whose arrays behind q, k and v are these."""
         rest = iter(arrays)
         slopes = next(rest) if self.slopes else None
         sinks = next(rest) if self.sinks else None
-        data = {name: _filled(own, rest) for name, own in self.data}
+        data = {name: _filled(value, rest) for name, value in self.data}
         if self.rate is not None:
             data |= {RATE: self.rate, SEED: next(rest)}
         return slopes, sinks, data
@@ -175,7 +177,7 @@ def _apart(name: str, x: Any, arrays: list[Any]) -> Any:
         most = None if x.max_seqlen is None else _index(f"max_seqlen of {name}", x.max_seqlen)
         return GivenLengths(_apart(name, x.array, arrays), most)
     if isinstance(x, (tuple, list)):
-        return GivenTogether(tuple(_apart(name, each, arrays) for each in x))
+        return GivenTogether(tuple(_apart(name, part, arrays) for part in x))
     if isinstance(x, (jax.Array, np.ndarray)):
         arrays.append(_of_jax(name, x))
         return GivenArray()
@@ -191,8 +193,8 @@ def _of_jax(name: str, x: Any) -> jax.Array:
     made = jnp.asarray(x)
     cut = made.dtype.itemsize < x.dtype.itemsize and np.issubdtype(x.dtype, np.integer)
     if cut and not np.array_equal(np.asarray(made), x):
-        found = f"values reach {x.min()} and {x.max()}, and JAX has integers of 32 bits"
-        raise DataRange(name, found, "number from 0, or set jax_enable_x64", at=name)
+        finding = f"values reach {x.min()} and {x.max()}, and JAX has integers of 32 bits"
+        raise DataRange(name, finding, "number from 0, or set jax_enable_x64", at=name)
     return made
 
 
@@ -203,8 +205,8 @@ def _index(name: str, x: Any) -> int:
         raise NotTraced(name, "traced", "pass a plain integer", at=name) from None
 
 
-def _leaves(own: Any) -> int:
-    match own:
+def _leaves(value: Any) -> int:
+    match value:
         case GivenArray():
             return 1
         case GivenTogether(parts):
@@ -214,12 +216,12 @@ def _leaves(own: Any) -> int:
     return 0
 
 
-def _filled(own: Any, arrays: Iterator[Any]) -> Any:
-    match own:
+def _filled(place: Any, arrays: Iterator[Any]) -> Any:
+    match place:
         case GivenNumber(value):
             return value
         case GivenTogether(parts):
-            return tuple(_filled(each, arrays) for each in parts)
+            return tuple(_filled(part, arrays) for part in parts)
         case GivenLengths(inside, most):
             return CuSeqlens(_filled(inside, arrays), most)
     return next(arrays)

@@ -70,7 +70,7 @@ def through_torch(
     find: Finder | None, owner: Any, call: AttentionCall, dtype: str | None = None,
     score: Any = None,
 ) -> Any:  # fmt: skip
-    """Run a call that torch must see, see `maskc/runtime/autograd.py`.
+    """Run a call that torch must see, see `maskc/runtime/torch_calls.py`.
 
     Args:
         find: makes or finds the kernel; None: the owner has a single one for all calls.
@@ -90,14 +90,14 @@ def through_torch(
     """
     q, k, v, options, data = call[:5]
     slopes, sinks = options.alibi_slopes, options.sink_logits
-    beside = data if slopes is sinks is None else {
+    vectors = data if slopes is sinks is None else {
         "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
-    plain, watched = _is_plain(q, k, v, beside), False
+    plain, watched = _is_plain(q, k, v, vectors), False
     if not plain:
         q, k, v = cast_all(q, k, v, dtype)
-        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, beside)
+        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, vectors)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
-    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, beside, tables)
+    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, vectors, tables)
     if watched:
         attn = _named(find, owner, q, k, v, wanted, score)
     else:
@@ -109,7 +109,7 @@ def through_torch(
     packed, tensors = packed_call(options, data, as_operator=watched)
     if not plain:
         k, v = _tensor(k, "k"), _tensor(v, "v")
-    if beside is not data:
+    if vectors is not data:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
@@ -142,7 +142,7 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
-def _is_plain(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
+def _is_plain(q: Any, k: Any, v: Any, vectors: Mapping[str, Any]) -> bool:
     """Whether only autograd can intercept a call with these tensors."""
     return not (
         torch.compiler.is_compiling()
@@ -154,8 +154,8 @@ def _is_plain(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
         or (
-            not TAKING_NONE.issuperset(map(type, beside.values()))
-            and any(map(takes_part, beside.values()))
+            not TAKING_NONE.issuperset(map(type, vectors.values()))
+            and any(map(takes_part, vectors.values()))
         )
     )  # fmt: skip
 
@@ -213,12 +213,12 @@ def _place(q: Any) -> tuple[str, int]:
 
 
 def _wanted(
-    q: Any, k: Any, v: Any, options: CallOptions, beside: Mapping[str, Any], tables: Sequence[str]
+    q: Any, k: Any, v: Any, options: CallOptions, vectors: Mapping[str, Any], tables: Sequence[str]
 ) -> bool:
     """Whether a gradient is required.
 
     Args:
-        beside: vectors per head and data; tables: the data that may require grad.
+        vectors: vectors per head and data; tables: the data that may require grad.
 
     Raises:
         NoGradient: data require grad. BadOption: a number does.
@@ -226,15 +226,15 @@ def _wanted(
     for name in ("scale", "softcap"):
         if _is_trained(getattr(options, name)):
             refuse("number", name, torch.compiler.is_compiling())
-    found = _is_trained(q, k, v)
-    for name, given in beside.items():
+    is_needed = _is_trained(q, k, v)
+    for name, given in vectors.items():
         if given is None or given is False or type(given) is str:
             continue
         if _is_trained(*given) if isinstance(given, tuple) else _is_trained(given):
             if name not in _TRAINABLE and name not in tables:
                 refuse("chosen by", name, torch.compiler.is_compiling())
-            found = True
-    return found
+            is_needed = True
+    return is_needed
 
 
 def _is_trained(*given: Any) -> bool:
@@ -276,8 +276,8 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
     of_q, of_v = q.shape, v.shape if hasattr(v, "shape") else _shape(v)
     if len(of_q) == 4 == len(of_v):
         return of_q[3], of_v[3], of_q[1]
-    name, found = ("v", of_v) if len(of_q) == 4 else ("q", of_q)
-    raise WrongRank(name, tuple(found), at=name)
+    name, shape = ("v", of_v) if len(of_q) == 4 else ("q", of_q)
+    raise WrongRank(name, tuple(shape), at=name)
 
 
 def _shape(v: Any) -> tuple[int, ...]:
@@ -292,16 +292,16 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x.to(dtype)
 
 
-def _watched(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
+def _watched(q: Any, k: Any, v: Any, vectors: Mapping[str, Any]) -> bool:
     """Whether a dispatch mode, torch.jit.trace or a subclass of Tensor must see an operator.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
         ShardedTensor: a tensor is a DTensor.
     """
-    refuse_transforms({"q": q, "k": k, "v": v, **beside})
+    refuse_transforms({"q": q, "k": k, "v": v, **vectors})
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
     if any(type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in (q, k, v)):
         return True
-    return any(map(takes_part, beside.values()))
+    return any(map(takes_part, vectors.values()))

@@ -18,6 +18,7 @@ from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
 from maskc.integrations.torch import cast_all
 from maskc.integrations.torch.gradients import once, refuse_transforms, rows
+from maskc.integrations.torch.option_logits import option_logits
 from maskc.runtime.alphas import backward, forward, runs_of
 from maskc.runtime.autograd import is_traced
 from maskc.runtime.selecting import Pairs, pairs_of_call
@@ -37,9 +38,9 @@ def attention_by_head(attn: Any, call: AttentionCall) -> tuple[Any, Any]:
         BadOption, BadShape: see `runs_of`; the call is traced.
     """
     if is_traced(torch):
-        found = "a tensor, whose values decide what runs"
+        finding = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
-        raise BadOption("alpha", wanted, found, at="alpha")
+        raise BadOption("alpha", wanted, finding, at="alpha")
     *_, options, data = call[:5]
     q, k, v = cast_all(*call[:3], attn.bundle.problem.dtype.value)
     alpha, slopes = options.alpha, options.alibi_slopes
@@ -49,8 +50,10 @@ def attention_by_head(attn: Any, call: AttentionCall) -> tuple[Any, Any]:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
-    own = options._replace(alpha=None, alibi_slopes=None)
-    results: tuple[Any, Any] = _apply(attn.settled(), own, dict(data), q, k, v, alpha, slopes)
+    plain_options = options._replace(alpha=None, alibi_slopes=None)
+    results: tuple[Any, Any] = _apply(
+        attn.settled(), plain_options, dict(data), q, k, v, alpha, slopes
+    )
     return results
 
 
@@ -63,8 +66,8 @@ class EntmaxByHead(torch.autograd.Function):
         slopes: Any,
     ) -> Any:  # fmt: skip
         runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options.normalizer, data)
-        own = attn.bundle.selections and not attn.gathers
-        runner = attn.choosing_on_host() if own else attn
+        selects = attn.bundle.selections and not attn.gathers
+        runner = attn.choosing_on_host() if selects else attn
         call = AttentionCall(q, k, v, options._replace(alibi_slopes=slopes), data)
         out, lse = forward(runner, runs, call)
         ctx.set_materialize_grads(False)
@@ -99,25 +102,20 @@ _apply: Any = EntmaxByHead.apply
 def gradient_of_alpha(call: AttentionCall, alpha: Any, pairs: Pairs) -> Any:
     """The gradient, of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
     q, k, v, options, *_ = call
-    lse, dout, slopes = call.lse, call.dout, options.alibi_slopes
+    lse, dout = call.lse, call.dout
     batch, heads, n_q, dim = q.shape
     n_kv, group = k.shape[2], heads // k.shape[1]
-    scale = dim**-0.5 if options.scale is None else float(options.scale)
     a = (alpha.detach().double() - 1).expand(heads)[:, None, None]
     near = a < _NEAR_SOFTMAX
     a = torch.where(near, 1.0, a)
     keys, values = (x.double().repeat_interleave(group, 1).mT for x in (k, v))
     total = torch.zeros(heads, dtype=torch.float64, device=q.device)
+    every = torch.arange(n_kv, device=q.device)
     step = max(1, _MOST // max(1, batch * heads * n_kv))
     for first in range(0, n_q, step):
         last = min(first + step, n_q)
-        s = scale * (q[:, :, first:last].double() @ keys)
-        if options.softcap is not None:
-            s = options.softcap * torch.tanh(s / options.softcap)
-        if slopes is not None:
-            place = torch.arange(first, last, device=q.device)[:, None] + n_kv - n_q
-            far = (place - torch.arange(n_kv, device=q.device)).abs()
-            s = s - slopes.detach().double()[:, None, None] * far
+        products = q[:, :, first:last].double() @ keys
+        s = option_logits(products, options, dim, (first, last), every, n_kv - n_q)
         live = torch.from_numpy(pairs.rows(first, last)).to(q.device)
         level = lse[:, :, first:last, None].double()
         y = torch.where(live & (level > -torch.inf), s - level, -torch.inf)

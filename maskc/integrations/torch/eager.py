@@ -17,8 +17,8 @@ def forward(
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
     options = call.options.with_heads(slopes, sinks)
-    found: tuple[Any, Any] = attn.run(AttentionCall(q, k, v, options, call.data(data)))
-    return found
+    results: tuple[Any, Any] = attn.run(AttentionCall(q, k, v, options, call.data(data)))
+    return results
 
 
 def backward(
@@ -34,8 +34,8 @@ def backward(
     if torch.are_deterministic_algorithms_enabled():
         options = options._replace(deterministic=True)
     given = AttentionCall(q, k, v, options, call.data(data), None, out, lse, rows(dout), tables)
-    found: tuple[Any, ...] = attn.differentiate(given)
-    return found
+    gradients: tuple[Any, ...] = attn.differentiate(given)
+    return gradients
 
 
 _FIXED = 7
@@ -73,11 +73,11 @@ class MaskedAttention(torch.autograd.Function):
             args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
             return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
 
-        found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+        grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
         of_data: list[Any] = [None for _ in data]
-        for place, gradient in zip(tables.values(), found[5:], strict=False):
+        for place, gradient in zip(tables.values(), grads[5:], strict=False):
             of_data[place] = gradient.to(data[place].dtype)
-        return None, None, *found[:5], *of_data
+        return None, None, *grads[:5], *of_data
 
 
 _looking: Any = MaskedAttention.apply
@@ -88,9 +88,9 @@ _apply: Any = super(torch.autograd.Function, MaskedAttention).apply
 
 def attended(*call: Any) -> tuple[Any, Any]:
     """(compiled mask, call, q, k, v, slopes, sinks, *data) -> (out, lse), with such a node."""
-    found: tuple[Any, Any]
+    results: tuple[Any, Any]
     try:
-        found = _apply(*call)
+        results = _apply(*call)
     except NotAnArray:  # a tensor that outlived its transform has no memory
-        found = _looking(*call)
-    return found
+        results = _looking(*call)
+    return results

@@ -32,8 +32,8 @@ def refuse_transforms(arguments: Mapping[str, Any]) -> None:
             if not isinstance(x, torch.Tensor):
                 continue
             if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
-                found = "a dual one: there is no forward-mode derivative"
-                raise BadOption(name, "a plain tensor", found, at=name)
+                finding = "a dual one: there is no forward-mode derivative"
+                raise BadOption(name, "a plain tensor", finding, at=name)
             if takes_part(x) and hasattr(x, "to_local"):
                 raise ShardedTensor(name, at=name)
 
@@ -54,17 +54,17 @@ def once(derivative: Derivative) -> Backward:
         if functorch.peek_interpreter_stack() is not None or any(
             x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
         ):
-            found = "vmap (is_grads_batched, vectorize=True)"
-            raise TensorTransformed("dout", found, at="dout")
+            finding = "vmap (is_grads_batched, vectorize=True)"
+            raise TensorTransformed("dout", finding, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask
             return derivative(ctx, ctx.saved_tensors, *gradients)
         saved = ctx.saved_tensors  # once: checkpoints refuse to give them again
         with torch.no_grad():
-            found = derivative(ctx, saved, *gradients)
-        made = [x for x in found if x is not None]
+            finding = derivative(ctx, saved, *gradients)
+        made = [x for x in finding if x is not None]
         read = [x for x in (*saved, *gradients) if x is not None and x.requires_grad]
         marked = iter(_marked(len(made), *made, *read))
-        return tuple(None if x is None else next(marked) for x in found)
+        return tuple(None if x is None else next(marked) for x in finding)
 
     return backward
 
@@ -107,13 +107,13 @@ def gradients(
         slopes, sinks: alibi_slopes and sink_logits, or None.
         dout, dlse: None where nothing depends on the result.
     """
-    found = None if dout is None else backward(v, out, dout)
+    grads = None if dout is None else backward(v, out, dout)
     if dlse is not None:
         more = _through_lse(backward, v, lse, sinks, dlse)
-        found = more if found is None else [a + b for a, b in zip(found, more, strict=True)]
-    if found is None:
+        grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
+    if grads is None:
         return None, None, None, None, None
-    dq, dk, dv, *rest = found
+    dq, dk, dv, *rest = grads
     of_sinks = None if sinks is None else rest.pop(0)
     return dq, dk, dv, None if slopes is None else rest.pop(0), of_sinks, *rest
 

@@ -39,8 +39,8 @@ _OPERANDS = _Operands()
 
 def operands(key: str) -> tuple[Any, ...]:
     """The tensors that formulas of a mask captured, and that may change, see `Held.watched`."""
-    found: tuple[Any, ...] = getattr(_OPERANDS, key)
-    return found
+    operand_pair: tuple[Any, ...] = getattr(_OPERANDS, key)
+    return operand_pair
 
 
 def handle(
@@ -60,25 +60,25 @@ def handle(
         wanted: whether the call needs a gradient.
         score_id: `id` of the score formula, likewise; 0: none, or the owner has it.
     """
-    found: Any
+    owner_or_error: Any
     owner = ctypes.cast(owner_id, ctypes.py_object).value
-    own = {"score": ctypes.cast(score_id, ctypes.py_object).value} if score_id else {}
+    score_option = {"score": ctypes.cast(score_id, ctypes.py_object).value} if score_id else {}
     try:
-        found = owner
+        owner_or_error = owner
         if find is not None:
-            found = find(owner, head_dim, head_dim_v, heads, dtype, place, **own)
-        text = found.identity
+            owner_or_error = find(owner, head_dim, head_dim_v, heads, dtype, place, **score_option)
+        text = owner_or_error.identity
         if wanted:
-            found.target.check(found.bundle.problem, Direction.backward)
+            owner_or_error.target.check(owner_or_error.bundle.problem, Direction.backward)
     except MaskcError as error:
-        found, text = error, str(error)
+        owner_or_error, text = error, str(error)
     key = sha256(text.encode()).hexdigest()[:32]
-    held = getattr(found, "held", None)
+    held = getattr(owner_or_error, "held", None)
     with _LOCK:
         register(named)
         if key not in _NAMED:
             setattr(_OPERANDS, key, () if held is None else held.watched)
-            _NAMED[key] = found
+            _NAMED[key] = owner_or_error
     return key
 
 
@@ -122,8 +122,8 @@ def _refuse_state(captured: tuple[Any, ...], kind: str) -> None:
     converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
     known = getattr(getattr(converter, "describer", None), "lookup_tensor", {})
     if any(x in known for x in captured):
-        found = "a tensor that its mask captured is a buffer of the module"
-        raise NotExported(kind, found, _HINT_STATE, at="mask")
+        finding = "a tensor that its mask captured is a buffer of the module"
+        raise NotExported(kind, finding, _HINT_STATE, at="mask")
 
 
 _HINT_STATE = (
@@ -151,9 +151,9 @@ def check_dimensions(of_q: int, of_v: int) -> None:
         MaskcError: with all the text of a WrongRank as its only argument, which is what
             torch.compile shows of an error.
     """
-    for name, found in (("q", of_q), ("v", of_v)):
-        if found != 4:
-            error = WrongRank(name, f"of {found} dimensions", at=name)
+    for name, shape in (("q", of_q), ("v", of_v)):
+        if shape != 4:
+            error = WrongRank(name, f"of {shape} dimensions", at=name)
             raise MaskcError(str(error)) from error
 
 
@@ -203,13 +203,13 @@ def named(key: str) -> Any:
         StaleProgram: it is the text of an exported program that another version wrote.
         MaskcError: what making it raised.
     """
-    found = _NAMED.get(key)
-    if found is None:
+    graph = _NAMED.get(key)
+    if graph is None:
         if not key.startswith("["):
             raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
         from maskc.portable import from_graph
 
-        found = _NAMED.setdefault(key, from_graph(key))
-    if isinstance(found, MaskcError):
-        raise found.with_traceback(None)
-    return found
+        graph = _NAMED.setdefault(key, from_graph(key))
+    if isinstance(graph, MaskcError):
+        raise graph.with_traceback(None)
+    return graph

@@ -22,6 +22,7 @@ from maskc.core.selection import FACTORS, Score, with_factors
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import alpha_less_1
+from maskc.integrations.torch.option_logits import option_logits
 from maskc.runtime.selecting import Pairs, allowed_of, kept_of_chosen, lists_of
 
 _MOST = 1 << 24
@@ -97,8 +98,8 @@ class _Terms:
         ranking = {name: named[name] for name in names if name in named}
         lists, params, arrays = None, dict(bundle.params), {}
         if bound is not None:
-            found = torch.from_numpy(lists_of(one, bound, sizes))
-            lists = found.to(q.device, torch.int64)
+            on_host = torch.from_numpy(lists_of(one, bound, sizes))
+            lists = on_host.to(q.device, torch.int64)
             params, arrays = {**params, **bound.params}, dict(bound.arrays)
         else:
             params |= {name: data[name] for name in params if name in data}
@@ -138,11 +139,11 @@ class _Terms:
             chosen = self._chosen(first, last)
             batch, groups, rows, _ = chosen.shape
             sizes, device = self.sizes, chosen.device
-            own = max(sizes.heads_kv, groups)
-            keys = chosen.clamp(min=0).repeat_interleave(own // groups, 1)
-            k = self.k.float().repeat_interleave(own // sizes.heads_kv, 1)
+            group_count = max(sizes.heads_kv, groups)
+            keys = chosen.clamp(min=0).repeat_interleave(group_count // groups, 1)
+            k = self.k.float().repeat_interleave(group_count // sizes.heads_kv, 1)
             near = _rows_of(k, keys)
-            q = self.q[:, :, first:last].float().unflatten(1, (own, -1))
+            q = self.q[:, :, first:last].float().unflatten(1, (group_count, -1))
             scores = torch.einsum("bmrcd,bmcwd->bmrcw", q, near).flatten(1, 2)
             live = (chosen >= 0).repeat_interleave(sizes.heads_q // groups, 1)
             if self.kept is not None:
@@ -150,7 +151,7 @@ class _Terms:
                 kept = kept.expand(batch, sizes.heads_q, rows, sizes.n_kv)
                 every = chosen.clamp(min=0).repeat_interleave(sizes.heads_q // groups, 1)
                 live = live & kept.gather(3, every)
-            every = keys.repeat_interleave(sizes.heads_q // own, 1)
+            every = keys.repeat_interleave(sizes.heads_q // group_count, 1)
             weights = self._weights(scores, every, first, last)
             weights = torch.where(live, weights, 0.0).unflatten(1, (groups, -1)).sum(2)
             chosen = chosen.masked_fill(~live.unflatten(1, (groups, -1)).any(2), -1)
@@ -160,14 +161,10 @@ class _Terms:
     def _weights(self, scores: Any, keys: Any, first: int, last: int) -> Any:
         """The attention's weights of pairs [B, Hq, queries, width]."""
         options, sizes = self.options, self.sizes
-        scale, cap, slopes = options.scale, options.softcap, options.alibi_slopes
-        x = scores * (self.bundle.problem.head_dim**-0.5 if scale is None else float(scale))
-        if cap is not None:
-            x = cap * torch.tanh(x / cap)
-        if slopes is not None:
-            place = torch.arange(first, last, device=x.device) + sizes.n_kv - sizes.n_q
-            far = (place[:, None] - keys).abs()
-            x = x - slopes.detach().to(x.device)[:, None, None] * far
+        x = option_logits(
+            scores, options, self.bundle.problem.head_dim, (first, last), keys,
+            sizes.n_kv - sizes.n_q,
+        )  # fmt: skip
         lse = self.lse[:, :, first:last, None]
         lse = torch.where(lse == -torch.inf, torch.inf, lse)
         if options.alpha_by_head:

@@ -31,8 +31,8 @@ class PackedCall(NamedTuple):
         x = self.options
         scale, softcap = _number("scale", x.scale), _number("softcap", x.softcap)
         alpha = _number("alpha", x.alpha)
-        own = scale, softcap, x.normalizer, alpha, bool(x.nan_safe), x.deterministic
-        return _text(self.layout), list(self.values) or None, *own
+        numbers = scale, softcap, x.normalizer, alpha, bool(x.nan_safe), x.deterministic
+        return _text(self.layout), list(self.values) or None, *numbers
 
     @classmethod
     def of(cls, numbers: Sequence[Any]) -> PackedCall:
@@ -145,8 +145,8 @@ def _as_tensor(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _parsed(layout: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(layout)
-    return found
+    parsed: dict[str, Any] = json.loads(layout)
+    return parsed
 
 
 def _fill(place: Any, tensors: Sequence[Any], values: Sequence[Any]) -> Any:

@@ -77,10 +77,10 @@ def made_of_function(
     """
     if isinstance(function, MethodType):
         inner, owner = function.__func__, function.__self__
-        found = _rules(make, inner, index(heads), id(inner), id(owner))
+        rules = _rules(make, inner, index(heads), id(inner), id(owner))
     else:
-        found = _rules(make, function, index(heads), id(function))
-    name, softcap, factor, shift = found.split(" ")
+        rules = _rules(make, function, index(heads), id(function))
+    name, softcap, factor, shift = rules.split(" ")
     formula = getattr(_MADE, name) if name else None
     return formula, float(softcap) or None, float(factor), float(shift)
 
@@ -142,11 +142,11 @@ def _rules(
     """
     whole = MethodType(function, _object(of_self)) if of_self else function
     with _as_text():
-        found = make(whole, torch.empty(1, heads, 1, 1))
-    if isinstance(found, tuple):
-        softcap, factor, shift = found
+        made = make(whole, torch.empty(1, heads, 1, 1))
+    if isinstance(made, tuple):
+        softcap, factor, shift = made
         return f" {softcap or 0.0!r} {factor!r} {shift!r}"
-    return f"{_keep(found, function if identity == id(function) else None)} 0.0 1.0 0.0"
+    return f"{_keep(made, function if identity == id(function) else None)} 0.0 1.0 0.0"
 
 
 @contextmanager

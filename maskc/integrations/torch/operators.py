@@ -173,11 +173,11 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any, _kept: Any) -> tuple[Any, ...
             mask, *numbers,
         )  # fmt: skip
 
-    found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+    grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
     of_data: list[Any] = [None for _ in data]
-    for place, gradient in zip(tables, found[_GRADIENTS:], strict=False):
+    for place, gradient in zip(tables, grads[_GRADIENTS:], strict=False):
         of_data[place] = gradient.to(data[place].dtype)
     # torch wants an empty list where an empty list came in, of integers too
     of_lists = (x or y for x, y in zip((of_data, [None for _ in captured]), ctx.empty, strict=True))
     others: Iterator[object] = ([] if x == [] else None for x in ctx.rest)
-    return *found[:_GRADIENTS], None, *of_lists, *others
+    return *grads[:_GRADIENTS], None, *of_lists, *others

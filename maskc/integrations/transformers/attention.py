@@ -201,17 +201,17 @@ def _with(
     module: Any, carried: Any, query: Any, key: Any, value: Any, position_ids: Any
 ) -> tuple[Mask, dict[str, Any], Any, Any]:
     """The mask, its data, and the keys and values that can be seen."""
-    found, place = carried.found, carried.place
+    mask, place = carried.found, carried.place
     n_q, n_kv = query.shape[2], key.shape[2]
     # A mask for one query broadcasts, as a tensor would.
-    if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, found.alike) != (1, n_kv, True):
+    if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, mask.alike) != (1, n_kv, True):
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
-    if position_ids is not None and not found.packed and place.q_offset == place.kv_offset:
+    if position_ids is not None and not mask.packed and place.q_offset == place.kv_offset:
         _check_packing(module, carried, position_ids)
-    if found.n_kv < n_kv:
-        key, value = key[:, :, : found.n_kv], value[:, :, : found.n_kv]
-    return found.mask, dict(found.data), key, value
+    if mask.n_kv < n_kv:
+        key, value = key[:, :, : mask.n_kv], value[:, :, : mask.n_kv]
+    return mask.mask, dict(mask.data), key, value
 
 
 def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
@@ -230,16 +230,16 @@ def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
     n_q = carried.place.n_q
     if position_ids.ndim != 2 or position_ids.shape[1] != n_q or n_q == 1:
         return
-    anew = position_ids[:, 1:] <= position_ids[:, :-1]
+    restarts = position_ids[:, 1:] <= position_ids[:, :-1]
     padding = carried.padding
     if padding is not None:
         tokens = padding[:, -n_q:] if padding.shape[1] < n_q else padding[:, :n_q]
         if tokens.shape[1] == n_q:
-            anew = anew & tokens[:, 1:] & tokens[:, :-1]
+            restarts = restarts & tokens[:, 1:] & tokens[:, :-1]
     if compiling:  # a graph cannot wait for the answer
-        torch._assert_async(~anew.any(), f"MC608  {_LOST}")
-    elif bool(anew.any()):
-        sequence, token = anew.nonzero()[0].tolist()
+        torch._assert_async(~restarts.any(), f"MC608  {_LOST}")
+    elif bool(restarts.any()):
+        sequence, token = restarts.nonzero()[0].tolist()
         raise PackingLost(_name(module), token + 1, sequence)
 
 

@@ -45,13 +45,13 @@ def make_mask(
     how = {"device": device, "use_vmap": use_vmap}
     if not torch.compiler.is_compiling():
         return _LATE.eager(given, mask_function, attention_mask, config, how)
-    found = None
+    mask = None
     if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
         place = LayerPlace(q_length, kv_length, q_offset, kv_offset)
-        found = mask_in_graph(mask_function, attention_mask, place)
-    if found is None:
+        mask = mask_in_graph(mask_function, attention_mask, place)
+    if mask is None:
         return _LATE.eager(given, mask_function, attention_mask, config, how)
-    return _carrier()(found, place, batch_size, _owner(config), attention_mask)
+    return _carrier()(mask, place, batch_size, _owner(config), attention_mask)
 
 
 def _eager(
@@ -63,8 +63,8 @@ def _eager(
     if config is not None:
         check_served(kind)
     place = LayerPlace(q_length, kv_length, int(q_offset), int(kv_offset))
-    found = mask_of(mask_function, attention_mask, place)
-    carried = _carrier()(found, place, batch_size, _owner(config), attention_mask)
+    mask = mask_of(mask_function, attention_mask, place)
+    carried = _carrier()(mask, place, batch_size, _owner(config), attention_mask)
     if config is not None and _takes_booleans(kind):
         carried.booleans = cache(lambda: _booleans(given, mask_function, attention_mask, how))
         if _asks_for_type(kind):
@@ -219,14 +219,14 @@ def note_parts(config: Any) -> None:
 def _without_each(config: Any) -> dict[type, dict[str, Any]]:
     """Return, for each part of a configuration, settings that run only this part eagerly."""
     keys = [key for key in getattr(config, "sub_configs", ()) if getattr(config, key, None)]
-    found: dict[type, dict[str, Any]] = {}
+    attributes: dict[type, dict[str, Any]] = {}
     for key in keys:
         part = getattr(config, key)
         others = {"": "maskc", **dict.fromkeys(keys, "maskc")}
-        found[type(part)] = others | {key: "eager"}
+        attributes[type(part)] = others | {key: "eager"}
         for kind, inside in _without_each(part).items():
-            found.setdefault(kind, others | {key: inside})
-    return found
+            attributes.setdefault(kind, others | {key: inside})
+    return attributes
 
 
 def _refused_class(config: Any, *_: Any, **__: Any) -> Any:
@@ -300,9 +300,9 @@ def carrier() -> Any:
         """Makes the mask as SDPA takes it; None in graphs and where models may not cope with it."""
 
         def __init__(
-            self, found: Found, place: LayerPlace, batch: int, owner: str, padding: Any
+            self, recognised: Found, place: LayerPlace, batch: int, owner: str, padding: Any
         ) -> None:
-            self.found, self.place, self.batch, self.owner = found, place, batch, owner
+            self.found, self.place, self.batch, self.owner = recognised, place, batch, owner
             self.padding = padding
             self.checked_positions: Any = None
 

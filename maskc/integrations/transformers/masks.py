@@ -17,7 +17,7 @@ from maskc.dsl import data_atoms
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
-from maskc.dsl.traced import param
+from maskc.dsl.parameters import param
 from maskc.dsl.tracer import from_mask_mod, where
 
 SHIFT = "query_offset"
@@ -228,8 +228,8 @@ def _made_of(function: Any) -> tuple[str, dict[str, Any]]:
             return "causal", {}
         if function is hf.bidirectional_mask_function:
             return "full", {}
-        found: tuple[str, dict[str, Any]] = getattr(function, MARK, _NOT_KNOWN)
-        return found
+        made: tuple[str, dict[str, Any]] = getattr(function, MARK, _NOT_KNOWN)
+        return made
     word = _known().get(getattr(function, "__code__", None))
     if word is None:
         return _NOT_KNOWN
@@ -367,8 +367,8 @@ def _consecutive(positions: Any, ids: Any) -> bool:
     if torch.compiler.is_compiling():  # a graph cannot wait for the answer
         torch._assert_async((numbers == ids).all(), _APART)
         return True
-    found: bool = torch.equal(numbers, ids)
-    return found
+    is_consecutive: bool = torch.equal(numbers, ids)
+    return is_consecutive
 
 
 _APART = "position_ids of packed sequences and the sequences' ids are of different batches"
@@ -426,8 +426,8 @@ _NAMED = _Named()
 
 def named(name: str) -> Mask:
     """The mask of a name."""
-    found: Mask = getattr(_NAMED, name)
-    return found
+    mask: Mask = getattr(_NAMED, name)
+    return mask
 
 
 def _name(mask: Mask) -> str:
@@ -475,10 +475,10 @@ def _mask(tree: Tree, align: str) -> Mask:
         case ("shown", name):
             return data_atoms.documents(name) & data_atoms.flags(f"{name}_shown")
         case ("or", first, *rest):
-            found = _mask(first, align)
+            mask = _mask(first, align)
             for part in rest:
-                found = found | _mask(part, align)
-            return found
+                mask = mask | _mask(part, align)
+            return mask
     return _conjunction(tree[1:], align)
 
 
@@ -492,10 +492,10 @@ def _conjunction(parts: tuple[Tree, ...], align: str) -> Mask:
         masks.append(_near(min(sizes) - 1, 0, align))
     else:
         masks += [_near(size - 1, None, align) for size in sizes]
-    found: Mask | None = None
+    joined: Mask | None = None
     for mask in (*masks, *(_mask(part, align) for part in rest)):
-        found = mask if found is None else found & mask
-    return full() if found is None else found
+        joined = mask if joined is None else joined & mask
+    return full() if joined is None else joined
 
 
 def _near(left: int | None, right: int | None, align: str) -> Mask:

@@ -124,17 +124,17 @@ def check(model: Any, **inputs: Any) -> Check:
     if real is not None:
         difference, eager = difference[real], eager[real]
     half = eager.dtype in (torch.bfloat16, torch.float16)
-    found = Check(
+    result = Check(
         type(model).__name__, tuple(map(_row, range(len(seen)), seen)), float(difference.max()),
         float(eager.abs().max()), _HALF if half else 1e-4,
     )  # fmt: skip
-    if found.ok or not half:
-        return found
+    if result.ok or not half:
+        return result
     exact = _in_fp32(model, inputs)
     both = (ours if real is None else ours[real], eager)
     exact = exact if real is None else exact[real]
     ours_lost, eager_lost = (float((x.float() - exact).abs().max()) for x in both)
-    return replace(found, from_fp32=(ours_lost, eager_lost))
+    return replace(result, from_fp32=(ours_lost, eager_lost))
 
 
 def _in_fp32(model: Any, inputs: dict[str, Any]) -> Any:
@@ -179,12 +179,12 @@ def mask_of(model: Any, layer: int = 0, **inputs: Any) -> Mask:
 
 def attention_modules(model: Any) -> dict[int, list[Any]]:
     """The attention modules of a model by the index of their layer."""
-    found: dict[int, list[Any]] = {}
+    modules: dict[int, list[Any]] = {}
     for module in model.modules():
         index = module.__dict__.get("layer_idx")
         if isinstance(index, int) and "attention" in type(module).__name__.lower():
-            found.setdefault(index, []).append(module)
-    return found
+            modules.setdefault(index, []).append(module)
+    return modules
 
 
 def _seen(model: Any, inputs: dict[str, Any]) -> tuple[list[Layer], Any]:
@@ -244,9 +244,9 @@ def _made_up(model: Any) -> dict[str, Any]:
 def _output(result: Any) -> Any:
     """The first tensor of a model's output: logits, or hidden states."""
     for name in ("logits", "last_hidden_state"):
-        found = getattr(result, name, None)
-        if found is not None:
-            return found
+        output = getattr(result, name, None)
+        if output is not None:
+            return output
     return result[0]
 
 

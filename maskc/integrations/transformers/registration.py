@@ -71,7 +71,7 @@ def _refuse_others(kind: Any) -> None:
             if not can_be_set(model):
                 raise not_served(model.__name__, NEVER_ASKS, type(self.config))
             refuse_by_name(model, NAME)
-        found: str = choose(self, requested_attention, is_init_check)
-        return found
+        chosen: str = choose(self, requested_attention, is_init_check)
+        return chosen
 
     kind.get_correct_attn_implementation = get_correct_attn_implementation

@@ -115,9 +115,9 @@ def _parts(tensor: Any, look: bool) -> Parts:
     if keep.shape[1:3] == (1, 1):
         return Parts(_KEYS, {KEYS: keep[:, 0, 0].contiguous()}, has_bias)
     if look and keep.shape[1] == 1:
-        found = _recognised(keep[:, 0])
-        if found is not None:
-            return Parts(*found, has_bias)
+        parts = _recognised(keep[:, 0])
+        if parts is not None:
+            return Parts(*parts, has_bias)
     return Parts(_PAIRS, {PAIRS: keep.contiguous()}, has_bias)
 
 

@@ -232,21 +232,21 @@ def _joined(
 
 
 def _of_model(
-    found: Evaluated, one: Candidate, inputs: Inputs, data: Data | None, parts: Sequence[str],
+    evaluated: Evaluated, one: Candidate, inputs: Inputs, data: Data | None, parts: Sequence[str],
     margin: float, resamples: int, seed: int,
 ) -> Evaluated:  # fmt: skip
     masks: Any = one.mask if one.layers is None else dict.fromkeys(one.layers, one.mask)
     if "perplexity" in parts:
         dense = inputs.dense_losses
         ours = losses(inputs.model, inputs.ids, masks, inputs.compute, data)
-        found = replace(
-            found, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
+        evaluated = replace(
+            evaluated, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
         )
     if "retrieval" in parts and inputs.needles:
         ours = needle.answers(inputs.model, inputs.needles, masks, inputs.compute, data)
         asked = needle.retrieval(inputs.needles, inputs.dense_answers, ours)
-        found = replace(found, retrieval=asked)
-    return found
+        evaluated = replace(evaluated, retrieval=asked)
+    return evaluated
 
 
 def perplexity(
@@ -278,9 +278,9 @@ def perplexity(
     )  # fmt: skip
 
 
-def _corrected(found: Sequence[Evaluated]) -> list[Evaluated]:
+def _corrected(every: Sequence[Evaluated]) -> list[Evaluated]:
     """Correct p-values for all patterns, each kind of test among its own."""
-    results = list(found)
+    results = list(every)
     for kind in ("perplexity", "retrieval"):
         having = [i for i, result in enumerate(results) if getattr(result, kind) is not None]
         p_values = [getattr(results[i], kind).p_value for i in having]

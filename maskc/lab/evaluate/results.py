@@ -28,13 +28,13 @@ class Result:
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
-    def from_dict(cls: type[T], found: dict[str, Any]) -> T:
+    def from_dict(cls: type[T], fields: dict[str, Any]) -> T:
         """The result that `to_dict` was asked of.
 
         Raises:
             BadEvaluation: a field is missing, or of another type (MC750).
         """
-        read: T = _read(cls, found, "")
+        read: T = _read(cls, fields, "")
         return read
 
     @classmethod

@@ -163,7 +163,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 # ------------------------------------------------------------------ counts
 
 
-def wilson(found: int, trials: int, level: float = 0.95) -> Interval:
+def wilson(successes: int, trials: int, level: float = 0.95) -> Interval:
     """The share of successes with Wilson's interval (1927).
 
     Raises:
@@ -175,7 +175,7 @@ def wilson(found: int, trials: int, level: float = 0.95) -> Interval:
     if trials < 1:
         raise TooFewValues("a share", "one trial", str(trials))
     z = NormalDist().inv_cdf(0.5 + level / 2)
-    share = found / trials
+    share = successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * sqrt(share * (1 - share) / trials + (z / trials / 2) ** 2)
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half), level)

@@ -105,13 +105,13 @@ def _plain(array: Any) -> np.ndarray:
 
 
 def _set(
-    heads: tuple[int, ...], ir: MaskIR, own: Mapping[str, np.ndarray], mask: Mask,
+    heads: tuple[int, ...], ir: MaskIR, arrays: Mapping[str, np.ndarray], mask: Mask,
     n_heads: int | None, at: tuple[int, int, Mapping[str, int]], pool: Plain,
     stored: dict[bytes, str],
 ) -> Plain:  # fmt: skip
     """One set of pairs: its formula three times, as a tree, as a shader and term by term."""
     head = heads[0] if heads else 0
-    written = list(_terms(mask, head, n_heads, ir, own))
+    written = list(_terms(mask, head, n_heads, ir, arrays))
     bounds = largest([*reach(ir.keep), *(b for term in written for b in reach(term[3]))])
     exact = _constants(bounds) <= _EXACT
     shader_text = shader(ir.keep)
@@ -127,18 +127,18 @@ def _set(
             {"depth": depth, "text": text, "place": place, "keep": tree(keep)}
             for depth, text, place, keep in written
         ] if exact else [],
-        "arrays": {name: _stored(array, pool, stored) for name, array in own.items()},
-        "live": _live(ir.keep, *at, own),
+        "arrays": {name: _stored(array, pool, stored) for name, array in arrays.items()},
+        "live": _live(ir.keep, *at, arrays),
     }  # fmt: skip
 
 
 def _live(
-    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], own: Mapping[str, np.ndarray]
+    keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> int | None:
     """The compiler's count of live pairs; None where it would keep the picture waiting."""
     if n_q * n_kv > _COUNTED:
         return count_pairs(keep, n_q, n_kv, params)
-    return pairs_of(keep, n_q, n_kv, params, own)
+    return pairs_of(keep, n_q, n_kv, params, arrays)
 
 
 def _constants(bounds: Expr) -> int:
@@ -150,10 +150,10 @@ def _constants(bounds: Expr) -> int:
 
 
 def _terms(
-    mask: Mask, head: int, n_heads: int | None, ir: MaskIR, own: Mapping[str, np.ndarray]
+    mask: Mask, head: int, n_heads: int | None, ir: MaskIR, arrays: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[int, str, Plain | None, Expr]]:
     """(depth, text, place, formula) of every term as the user wrote it."""
-    known = {*own, *E.arrays(ir.keep)}
+    known = {*arrays, *E.arrays(ir.keep)}
     for depth, term, formula in terms(mask, head, n_heads):
         unknown = set(E.arrays(formula)) - known
         text, loc = _text(term), getattr(term, "loc", None)

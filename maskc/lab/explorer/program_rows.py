@@ -75,7 +75,7 @@ def _partial(plan: KernelPlan) -> str:
 
 def _boxes(plan: KernelPlan) -> Iterator[Plain]:
     """The forward pass of a plan whose tiles are boxes of a grid, at most one."""
-    for candidate in (plan, *plan.also):
+    for candidate in (plan, *plan.alternatives):
         if candidate.boxes is None or candidate.direction is not plan.direction:
             continue
         boxes = candidate.boxes
@@ -166,7 +166,7 @@ def prices(plan: KernelPlan) -> Plain:
     problem, target = plan.problem, plan.target
     prices_of = no_price(problem, "the compiler predicts no times here") | {
         "tile": [plan.tile.q, plan.tile.k], "target": target.name, "partial": _partial(plan),
-        "others": bool(plan.parts) or any(x.direction is plan.direction for x in plan.also),
+        "others": bool(plan.parts) or any(x.direction is plan.direction for x in plan.alternatives),
         "heads": problem.n_heads or _HEADS,
     }  # fmt: skip
     card = card_of(target.name)
@@ -199,4 +199,4 @@ def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:
 
 def _dense(problem: Problem, target: Target) -> KernelPlan:
     """The plan of dense attention by its first source: small tiles never serve it better."""
-    return replace(driver.plan_kernel(full(), problem, target), also=())
+    return replace(driver.plan_kernel(full(), problem, target), alternatives=())

@@ -16,8 +16,8 @@ from maskc.core.errors import MaskcError
 from maskc.core.expr import Expr
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
+from maskc.dsl.parameters import param
 from maskc.dsl.pattern import Pattern
-from maskc.dsl.traced import param
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.set_comparison import equals
 

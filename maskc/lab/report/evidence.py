@@ -15,57 +15,58 @@ _SHOWN_LAYERS = 40
 """Layers that are shown one by one; of more, every second."""
 
 
-def dense_words(each: Evaluated, found: Evaluation) -> str:
+def dense_words(one: Evaluated, evaluation: Evaluation) -> str:
     """Note for a mask that keeps every pair of dense attention at the length of the evaluation."""
     return (
-        f"{each.name} keeps every pair of {found.base} at N = {found.n:,}: these numbers are of "
-        "dense attention. Evaluate it at a larger --n, or with --budget."
+        f"{one.name} keeps every pair of {evaluation.base} at N = {evaluation.n:,}: these numbers "
+        "are of dense attention. Evaluate it at a larger --n, or with --budget."
     )
 
 
-def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
+def quality_blocks(evaluation: Evaluation, subject: Evaluated) -> Iterator[Block]:
     """Report the evidence, its limits, and the mask compared with the others.
 
     Args:
-        own: the row of the report's mask.
+        subject: the row of the report's mask.
     """
-    many = "1 sequence" if found.sequences == 1 else f"{found.sequences} sequences"
+    many = "1 sequence" if evaluation.sequences == 1 else f"{evaluation.sequences} sequences"
     yield Words(
-        f"On {found.source}: {many} of {found.n:,} tokens. Shares are of the pairs of {found.base}."
+        f"On {evaluation.source}: {many} of {evaluation.n:,} tokens. "
+        f"Shares are of the pairs of {evaluation.base}."
     )
-    yield Words(f"In these tables the mask is called {own.name}.")
-    if own.is_dense:
-        yield Words(dense_words(own, found))
-    for text in found.cannot_show:
+    yield Words(f"In these tables the mask is called {subject.name}.")
+    if subject.is_dense:
+        yield Words(dense_words(subject, evaluation))
+    for text in evaluation.cannot_show:
         yield Words(f"Limit: {text}")
-    rows = [pattern for pattern in found.patterns if pattern.role != "ablation"]
+    rows = [pattern for pattern in evaluation.patterns if pattern.role != "ablation"]
     yield from _losses(rows)
     yield from _trained(rows)
-    yield from _layers(own)
-    yield Command(found.command or "maskc evaluate")
+    yield from _layers(subject)
+    yield Command(evaluation.command or "maskc evaluate")
 
 
-def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
+def ablation_blocks(evaluation: Evaluation, subject: Evaluated) -> Iterator[Block]:
     """Blocks about the mask without each of its terms, next to the mask itself."""
     without = [
         pattern
-        for pattern in found.patterns
-        if (pattern.role, pattern.of) == ("ablation", own.name)
+        for pattern in evaluation.patterns
+        if (pattern.role, pattern.of) == ("ablation", subject.name)
     ]
     if not without:
         yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
         return
-    yield Words(f"The mask first, then without each of its terms, at N = {found.n:,}:")
-    yield from _losses([own, *without])
+    yield Words(f"The mask first, then without each of its terms, at N = {evaluation.n:,}:")
+    yield from _losses([subject, *without])
 
 
-def significance_blocks(found: Evaluation) -> Iterator[Block]:
+def significance_blocks(evaluation: Evaluation) -> Iterator[Block]:
     """Blocks about the significance of the differences."""
     blocks = [
         *_rows(
-            found.patterns, "perplexity",
+            evaluation.patterns, "perplexity",
             "Paired differences to dense attention on the same tokens, in nats per token: moving "
-            f"blocks of tokens inside of whole documents, {found.resamples:,} resamples, 95 % "
+            f"blocks of tokens inside of whole documents, {evaluation.resamples:,} resamples, 95 % "
             "intervals. p is corrected by Holm's method for all rows. `detectable` is the least "
             "difference that would have been found with a power of 80 %. `as good` is two "
             "one-sided tests at 5 % against the margin, never the absence of a small p.",
@@ -76,7 +77,7 @@ def significance_blocks(found: Evaluation) -> Iterator[Block]:
             ), frozenset({1, 2, 3, 4}),
         ),
         *_rows(
-            found.patterns, "retrieval",
+            evaluation.patterns, "retrieval",
             "Retrieval compared with dense attention on the same trials, McNemar's exact test:",
             ("pattern", "dense only", "pattern only", "p (Holm)"),
             lambda pattern, asked: (
@@ -150,11 +151,11 @@ def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
         yield ReportTable(heads, rows, frozenset(range(3, 8)))
 
 
-def _layers(own: Evaluated) -> Iterator[Block]:
+def _layers(subject: Evaluated) -> Iterator[Block]:
     """Retained mass of each layer, mean over heads."""
-    if own.information is None:
+    if subject.information is None:
         return
-    layers = own.information.layers
+    layers = subject.information.layers
     step = 1 if len(layers) <= _SHOWN_LAYERS else 2
     rows = [
         (f"{one.layer}", f"{sum(one.retained) / len(one.retained):.3f}",
@@ -162,6 +163,6 @@ def _layers(own: Evaluated) -> Iterator[Block]:
          f"{sum(one.output_error) / len(one.output_error):.3f}")
         for one in layers[::step]
     ]  # fmt: skip
-    yield Words(f"{own.name}, layer by layer: retained mass, and the error of outputs.")
+    yield Words(f"{subject.name}, layer by layer: retained mass, and the error of outputs.")
     heads = ("layer", "retained", "worst head", "best head", "output error")
     yield ReportTable(heads, rows, frozenset(range(5)))

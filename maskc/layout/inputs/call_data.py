@@ -57,10 +57,10 @@ def check_lengths(n_q: object, n_kv: object) -> tuple[int, int]:
 
 
 def _length(name: str, value: object) -> int:
-    found = _integer(value)
-    if found is None or not 0 <= found <= MAX_LENGTH:
+    length = _integer(value)
+    if length is None or not 0 <= length <= MAX_LENGTH:
         raise BadLength(name, MAX_LENGTH, repr(value), at=name)
-    return found
+    return length
 
 
 def _integer(value: Any) -> int | None:
@@ -120,13 +120,13 @@ def _refuse_unknown(data: Iterable[str], known: list[str], options: Iterable[str
 
 
 def _parameter(name: str, value: object) -> int:
-    found = _integer(value)
-    if found is None:
+    number = _integer(value)
+    if number is None:
         raise DataType(name, type(value).__name__, "an integer", at=name)
-    if not 0 <= found <= LIMIT:
+    if not 0 <= number <= LIMIT:
         hint = "parameters count tokens; None in the pattern means unbounded"
-        raise DataRange(name, f"{found} is outside 0..{LIMIT}", hint, at=name)
-    return found
+        raise DataRange(name, f"{number} is outside 0..{LIMIT}", hint, at=name)
+    return number
 
 
 # ------------------------------------------------------------------ arrays
@@ -254,16 +254,16 @@ def _booleans(name: str, given: object) -> np.ndarray:
     array = to_host(given, name)
     if array.dtype.kind not in "biu" and array.size:
         raise DataType(name, array.dtype, "booleans or integers", at=name)
-    found: np.ndarray = array != 0
-    return found
+    flags: np.ndarray = array != 0
+    return flags
 
 
 def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
     """The two arrays of a pair; a stacked array [2, ...] is one too."""
     parts = tuple(given) if hasattr(given, "__iter__") else ()
     if len(parts) != 2:
-        found = f"{len(parts)} parts" if parts else type(given).__name__
-        raise DataShape(decl.name, found, EXPECTED[decl.kind], at=decl.name)
+        finding = f"{len(parts)} parts" if parts else type(given).__name__
+        raise DataShape(decl.name, finding, EXPECTED[decl.kind], at=decl.name)
     return parts[0], parts[1]
 
 
@@ -336,8 +336,8 @@ def _small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarra
     """The ids, numbered anew where they are too large: only their equality matters."""
     for ids in (of_q, of_k):
         if ids.dtype == np.uint64 and ids.size and ids.max() >= 2**63:
-            found = f"the id {ids.max()} does not fit 64 signed bits"
-            raise DataRange(name, found, "number the documents from 0", at=name)
+            finding = f"the id {ids.max()} does not fit 64 signed bits"
+            raise DataRange(name, finding, "number the documents from 0", at=name)
     if all(_extent(ids) <= LIMIT for ids in (of_q, of_k)):
         return of_q, of_k
     both = np.concatenate([of_q.astype(np.int64).ravel(), of_k.astype(np.int64).ravel()])
@@ -357,8 +357,8 @@ def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarr
         array = _shaped(decl.name, array, n_kv)
     count = int(array.sum(axis=-1).max(initial=0))
     if decl.most is not None and count > decl.most:
-        found = f"{count} tokens of a sequence are flagged, and the mask promises {decl.most}"
-        raise DataRange(decl.name, found, "raise at_most, or leave it out", at=decl.name)
+        finding = f"{count} tokens of a sequence are flagged, and the mask promises {decl.most}"
+        raise DataRange(decl.name, finding, "raise at_most, or leave it out", at=decl.name)
     return (array,)
 
 
@@ -430,9 +430,9 @@ def _key_lists(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[Chos
         expected = f"[{rows}, [heads, {rows} or [batch, heads, {rows}"
         raise DataShape(decl.name, array.shape, expected, at=decl.name)
     if array.size and not -1 <= (least := int(array.min())) <= int(array.max()) < n_kv:
-        found = int(array.max()) if least >= -1 else least
+        highest = int(array.max()) if least >= -1 else least
         hint = f"keys count from 0 to {n_kv - 1}, and -1 stands for none"
-        raise DataRange(decl.name, f"a list names key {found} of {n_kv}", hint, at=decl.name)
+        raise DataRange(decl.name, f"a list names key {highest} of {n_kv}", hint, at=decl.name)
     lists = np.full((*array.shape[:-1], max(1, array.shape[-1])), NONE)
     lists[..., : array.shape[-1]] = np.sort(np.where(array < 0, NONE, array), axis=-1)
     again = lists[..., 1:] == lists[..., :-1]
@@ -493,8 +493,8 @@ def walk_times(name: str, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     wrong = (parents < -1) | (parents >= count)  # as given: in 64 signed bits 2^64 - 1 is a root
     if wrong.any():
         at = int(np.argmax(wrong))
-        found = f"the parent of token {at} is {parents[at]}, not in -1..{count - 1}"
-        raise DataRange(name, found, _HINT, at=name)
+        finding = f"the parent of token {at} is {parents[at]}, not in -1..{count - 1}"
+        raise DataRange(name, finding, _HINT, at=name)
     parents = parents.astype(np.int64)
     children = np.argsort(parents, kind="stable")
     starts = np.searchsorted(parents[children], np.arange(-1, count + 1)).tolist()

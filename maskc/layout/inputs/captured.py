@@ -51,25 +51,25 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
     """
     for reading in held.readings:
         reading.check(n_q, n_kv)
-    own = {name: values.array for name, _, values in held.tables}
+    tables = {name: values.array for name, _, values in held.tables}
     ranks = {name: rank for name, rank, _ in held.tables}
-    arrays = {name: _flat(array, ranks[name]) for name, array in own.items()}
+    arrays = {name: _flat(array, ranks[name]) for name, array in tables.items()}
     if not n_q or not n_kv:
         return {name: _longer(array, (1,) * ranks[name]) for name, array in arrays.items()}
     for reading in held.readings:
         numbers = {**E.params(reading.raw), **params, "n_q": n_q, "n_kv": n_kv}
-        box = _Domain(own, ranks, n_q, n_kv, held.heads)
-        shapes = {name: own[name].shape[-ranks[name] :] for name in E.arrays(reading.raw)}
+        box = _Domain(tables, ranks, n_q, n_kv, held.heads)
+        shapes = {name: tables[name].shape[-ranks[name] :] for name in E.arrays(reading.raw)}
         raw = E.with_values(reading.raw, numbers)
         if box.inside(raw, shapes):
             continue
-        _refuse_decisive(reading, raw, shapes, own, ranks, n_q, n_kv, held)
+        _refuse_decisive(reading, raw, shapes, tables, ranks, n_q, n_kv, held)
         read = E.with_values(reading.read, numbers)
         needed = _Domain(arrays, ranks, n_q, n_kv, held.heads).needed(read)
         for name, sizes in needed.items():
             if prod(sizes) > _MOST:
-                found = f"its indices reach {tuple(n - 1 for n in sizes)}, of {shapes[name]}"
-                raise DataRange("a captured array", found, _HINT, at=reading.at)
+                finding = f"its indices reach {tuple(n - 1 for n in sizes)}, of {shapes[name]}"
+                raise DataRange("a captured array", finding, _HINT, at=reading.at)
             arrays[name] = _longer(arrays[name], sizes)
     return arrays
 
@@ -91,9 +91,9 @@ def reads_inside(
         loads = E.loads(raw)
         if any(E.arrays(index) for load in loads for index in load.index):
             return False
-        own = {load.array: shapes[load.array][2 - len(load.index) :] for load in loads}
+        extents = {load.array: shapes[load.array][2 - len(load.index) :] for load in loads}
         reading.check(sizes.n_q, sizes.n_kv)
-        if not box.inside(raw, own):
+        if not box.inside(raw, extents):
             return False
     return True
 
@@ -101,13 +101,13 @@ def reads_inside(
 def with_content(decl: DataDecl, held: Held) -> DataDecl:
     """Return the declaration of a captured array with its content; any other declaration
     unchanged."""
-    found = {name: (rank, values) for name, rank, values in held.tables}.get(decl.name)
-    if found is None or not decl.held or isinstance(found[1], Computed):
+    table = {name: (rank, values) for name, rank, values in held.tables}.get(decl.name)
+    if table is None or not decl.held or isinstance(table[1], Computed):
         return decl
-    array = _flat(found[1].array, found[0])
-    own = decl.options if array.ndim > decl.rank else ()
+    array = _flat(table[1].array, table[0])
+    options = decl.options if array.ndim > decl.rank else ()
     content = np.ascontiguousarray(array, dtype="<i4").tobytes()
-    return replace(decl, options=own, values=content, shape=array.shape)
+    return replace(decl, options=options, values=content, shape=array.shape)
 
 
 _HINT = (
@@ -178,12 +178,12 @@ class _Domain(Analyst):
 
     def needed(self, formula: Expr) -> dict[str, tuple[int, ...]]:
         """Elements in each dimension so that every index is inside."""
-        found: dict[str, tuple[int, ...]] = {}
+        needed_sizes: dict[str, tuple[int, ...]] = {}
         for load, bounds in self._indices(formula).items():
             sizes = tuple(high + 1 for _, high in bounds)
-            known = found.get(load.array, sizes)
-            found[load.array] = tuple(map(max, known, sizes))
-        return found
+            known = needed_sizes.get(load.array, sizes)
+            needed_sizes[load.array] = tuple(map(max, known, sizes))
+        return needed_sizes
 
 
 # ------------------------------------------------------------------ what an index outside decides
@@ -191,9 +191,9 @@ class _Domain(Analyst):
 
 def below_0(held: Held) -> list[tuple[Reading, Expr]]:
     """The formulas, each with the pairs for which an index below 0 may decide, at any lengths."""
-    own = {name: values.array for name, _, values in held.tables}
+    tables = {name: values.array for name, _, values in held.tables}
     ranks = {name: rank for name, rank, _ in held.tables}
-    box = _Domain(own, ranks, MAX_LENGTH, MAX_LENGTH, MAX_LENGTH)
+    box = _Domain(tables, ranks, MAX_LENGTH, MAX_LENGTH, MAX_LENGTH)
 
     def sure(index: Expr) -> bool:
         numbers = {**E.params(index), "n_q": 0, "n_kv": 0}
@@ -235,13 +235,13 @@ def decisive(
         return [E.minimum(safe(part), E.const(max(size - 1, 0))) for part, size in sizes]
 
     def inside(atom: Expr) -> Expr:
-        found = []
+        conditions = []
         for load in E.loads(atom):
-            found += [E.ge(safe(part), E.ZERO) for part in load.index if not sure(part)]
+            conditions += [E.ge(safe(part), E.ZERO) for part in load.index if not sure(part)]
             if shapes is not None:
                 sizes = zip(load.index, shapes[load.array], strict=True)
-                found += [E.lt(safe(part), E.const(size)) for part, size in sizes]
-        return E.conj(*found)
+                conditions += [E.lt(safe(part), E.const(size)) for part, size in sizes]
+        return E.conj(*conditions)
 
     def most(node: Expr) -> Expr | None:
         atom = isinstance(node, (E.Cmp, E.Member))
@@ -256,10 +256,10 @@ def decisive(
 
 def _refuse_decisive(
     reading: Reading, raw: Expr, shapes: Mapping[str, tuple[int, ...]],
-    own: Mapping[str, np.ndarray], ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
+    tables: Mapping[str, np.ndarray], ranks: Mapping[str, int], n_q: int, n_kv: int, held: Held,
 ) -> None:  # fmt: skip
     pairs = decisive(raw, shapes)
-    arrays = {n: _flat(_longer(a, (1,) * ranks[n]), ranks[n]) for n, a in own.items()}
+    arrays = {n: _flat(_longer(a, (1,) * ranks[n]), ranks[n]) for n, a in tables.items()}
     flat = {name: shape for name, shape in shapes.items() if len(shape) > 2}
     pairs = _flattened(pairs, flat)
     batch, heads = Held(tuple(t for t in held.tables if t[0] in shapes), ()).extents
@@ -275,9 +275,9 @@ def _refuse_decisive(
             layout = build(recipe, n_q, n_kv, {}, here)
             if layout.nnz:
                 pair = _first(layout, formula, here, n_q, n_kv)
-                found = _said(raw, pair, head, own, shapes, ranks, sequence)
+                finding = _said(raw, pair, head, tables, shapes, ranks, sequence)
                 at = _place_of(raw, held) or reading.at
-                raise DataRange("a captured array", found, _HINT, at=at)
+                raise DataRange("a captured array", finding, _HINT, at=at)
 
 
 def _flattened(formula: Expr, shapes: Mapping[str, tuple[int, ...]]) -> Expr:
@@ -309,7 +309,7 @@ def _first(
 
 
 def _said(
-    raw: Expr, pair: tuple[int, int], head: int, own: Mapping[str, np.ndarray],
+    raw: Expr, pair: tuple[int, int], head: int, tables: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]], ranks: Mapping[str, int], sequence: int,
 ) -> str:  # fmt: skip
     """Which element the pair reads."""
@@ -321,7 +321,7 @@ def _said(
         index = [int(evaluate(part, env)) for part in load.index]
         if any(not 0 <= i < size for i, size in zip(index, shapes[load.array], strict=True)):
             what = ", ".join(map(to_people, load.index))
-            shape = own[load.array].shape
+            shape = tables[load.array].shape
             return f"at q = {q}, k = {k} the index [{what}] is {index}, the array's shape {shape}"
     return f"at q = {q}, k = {k} an index is outside"
 

@@ -67,6 +67,6 @@ def check_int32(name: str, array: np.ndarray) -> None:
 def check_extremes(name: str, least: int, most: int) -> None:
     """Check the smallest and the largest integer as check_int32 does."""
     if not -INT32 - 1 <= least <= most <= INT32:
-        found = f"its values reach from {least} to {most}, beyond 32 bits"
+        finding = f"its values reach from {least} to {most}, beyond 32 bits"
         hint = "subtract the smallest one, count in a larger unit, or renumber them"
-        raise DataRange(name, found, hint, at=name)
+        raise DataRange(name, finding, hint, at=name)

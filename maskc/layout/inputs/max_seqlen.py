@@ -47,10 +47,10 @@ def longest_promised(name: str, given: object) -> int | None:
     Raises:
         As `promised`.
     """
-    each = given if isinstance(given, tuple) else (given,)
-    found = [promised(name, one) for one in each]
-    known = [most for most in found if most is not None]
-    return rounded(max(known)) if known and len(known) == len(found) else None
+    sides = given if isinstance(given, tuple) else (given,)
+    promised_lengths = [promised(name, one) for one in sides]
+    known = [most for most in promised_lengths if most is not None]
+    return rounded(max(known)) if known and len(known) == len(promised_lengths) else None
 
 
 def rounded(most: int) -> int:
@@ -61,10 +61,10 @@ def rounded(most: int) -> int:
 
 def promises(most: int) -> tuple[int, ...]:
     """All that promises may be once they are rounded up, to the first that is not below `most`."""
-    found = [rounded(1)]
-    while found[-1] < most:
-        found.append(rounded(found[-1] + 1))
-    return tuple(found)
+    lengths = [rounded(1)]
+    while lengths[-1] < most:
+        lengths.append(rounded(lengths[-1] + 1))
+    return tuple(lengths)
 
 
 def check_lengths_promised(name: str, given: CuSeqlens, sizes: np.ndarray) -> None:
@@ -76,5 +76,5 @@ def check_lengths_promised(name: str, given: CuSeqlens, sizes: np.ndarray) -> No
     most = promised(name, given)
     if most is not None and sizes.size and sizes.max() > most:
         at = int(sizes.argmax())
-        found = f"document {at} has {sizes[at]} tokens, and max_seqlen promises {most} at most"
-        raise DataRange(name, found, "give the longest length, or leave max_seqlen out", at=name)
+        finding = f"document {at} has {sizes[at]} tokens, and max_seqlen promises {most} at most"
+        raise DataRange(name, finding, "give the longest length, or leave max_seqlen out", at=name)

@@ -106,10 +106,10 @@ def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[Ro
             return refined_rows(mask, n_q, n_kv, tile, most=most)
         except UndecidedTiles:
             pass
-    found = rows.tile_rows(mask.keep, mask.arrays, n_q, n_kv, tile)
-    if found is None and scattered:
-        found = matching.tile_rows(mask, n_q, n_kv, tile)
-    return refined_rows(mask, n_q, n_kv, tile) if found is None else found
+    tile_rows = rows.tile_rows(mask.keep, mask.arrays, n_q, n_kv, tile)
+    if tile_rows is None and scattered:
+        tile_rows = matching.tile_rows(mask, n_q, n_kv, tile)
+    return refined_rows(mask, n_q, n_kv, tile) if tile_rows is None else tile_rows
 
 
 def count(
@@ -129,12 +129,12 @@ def count(
     if formula is not None:
         live = diagonals.live_differences(formula, arrays, n_q, n_kv)
         return diagonals.count_differences(live, n_q, n_kv)
-    found = rows.count_pairs(keep, arrays, n_q, n_kv)
-    if found is not None:
-        return found
+    pairs = rows.count_pairs(keep, arrays, n_q, n_kv)
+    if pairs is not None:
+        return pairs
     mask = Elements(keep, arrays, n_q, n_kv)
-    found = matching.count_pairs(mask, n_q, n_kv)
-    return count_pairs(mask, n_q, n_kv) if found is None else found
+    pairs = matching.count_pairs(mask, n_q, n_kv)
+    return count_pairs(mask, n_q, n_kv) if pairs is None else pairs
 
 
 def loops_hold(recipe: LayoutRecipe, values: Mapping[str, int]) -> bool:
@@ -180,9 +180,9 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
             if low < 0 or high >= size:
                 low, high = _exact_bounds(index, n_q, n_kv, arrays) or (low, high)
             if low < 0 or high >= size:
-                found = f"dimension {axis} is read at {low}..{high}, it has {size} entries"
+                finding = f"dimension {axis} is read at {low}..{high}, it has {size} entries"
                 hint = "give a longer array, or clamp the index with min() and max()"
-                raise DataRange(load.array, found, hint, at=load.array)
+                raise DataRange(load.array, finding, hint, at=load.array)
 
 
 def check_width(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
@@ -196,8 +196,8 @@ def check_width(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
         return
     most = magnitude(keep, {"q": n_q, "k": n_kv}, arrays)
     if most > SAFE:
-        found = f"its formula may reach {most} at n_q={n_q}, n_kv={n_kv}, beyond {SAFE}"
-        raise DataRange("the mask", found, "use smaller coefficients, parameters or data")
+        finding = f"its formula may reach {most} at n_q={n_q}, n_kv={n_kv}, beyond {SAFE}"
+        raise DataRange("the mask", finding, "use smaller coefficients, parameters or data")
 
 
 def _exact_bounds(index: Expr, n_q: int, n_kv: int, arrays: Arrays) -> tuple[int, int] | None:

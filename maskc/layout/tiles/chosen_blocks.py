@@ -82,20 +82,20 @@ class Chosen:
         if not len(keys):
             return np.zeros(wanted.shape, np.int32)
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        found: np.ndarray = (keys[place] == wanted).astype(np.int32)
-        return found
+        chosen: np.ndarray = (keys[place] == wanted).astype(np.int32)
+        return chosen
 
     def bits(self) -> np.ndarray:
         """int32 [..., query blocks, words]: bit j of a row's word w is block 32 * w + j."""
         leading, width = self.lists.shape[:-1], self.lists.shape[-1]
         words = -(-self.columns // 32)
         rows = self.lists.reshape(-1, width)
-        found = np.zeros((len(rows), words), np.uint32)
+        bits = np.zeros((len(rows), words), np.uint32)
         for column in rows.T:  # no two entries of a row are alike
             live = np.flatnonzero(column != NONE)
             block = column[live]
-            found[live, block >> 5] |= np.uint32(1) << (block & 31).astype(np.uint32)
-        return found.view(np.int32).reshape(*leading, words)
+            bits[live, block >> 5] |= np.uint32(1) << (block & 31).astype(np.uint32)
+        return bits.view(np.int32).reshape(*leading, words)
 
     # -------------------------------------------------------------- boxes
 
@@ -120,7 +120,7 @@ class Chosen:
         while rows * columns > _MOST_CELLS:
             sides = 2 * sides[0], 2 * sides[1]
             rows, columns = (-(-n // side) for n, side in zip(self.shape, sides, strict=True))
-        row, column = (each // side for each, side in zip(self._entries, sides, strict=True))
+        row, column = (entries // side for entries, side in zip(self._entries, sides, strict=True))
         counts = np.bincount(row * columns + column, minlength=rows * columns)
         sums = np.zeros((rows + 1, columns + 1), np.int64)
         sums[1:, 1:] = counts.reshape(rows, columns).cumsum(axis=0).cumsum(axis=1)

@@ -75,11 +75,11 @@ def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[BlockRe
         shapes: the masks of all heads, lifted or not.
         reads: their arrays, in the order of the kernels' slots.
     """
-    found: dict[tuple[int, int], None] = {}
+    readings: dict[tuple[int, int], None] = {}
     loads = [load for shape in shapes for load in E.loads(shape)]
     for slot, name in enumerate(reads):
         indices = {load.index for load in loads if load.array == name}
         sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]
-        found |= dict.fromkeys((slot, side) for side in sides or [-1])
-    first = dict(reversed(found))
-    return tuple(BlockReading(slot, side, first[slot] == side) for slot, side in found)
+        readings |= dict.fromkeys((slot, side) for side in sides or [-1])
+    first = dict(reversed(readings))
+    return tuple(BlockReading(slot, side, first[slot] == side) for slot, side in readings)

@@ -100,9 +100,9 @@ def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int, aligned: bool = Fals
         bounds = (pick.reduceat(of_k, first) for pick in (np.minimum, np.maximum))
         return Tiles(first, np.full_like(first, -n), *bounds)
     end = np.append(begin[1:], n)
-    own, place = numbered(-(-(end - begin) // size))
-    first = begin[own] + size * place
-    return Tiles(first, end[own], of_k[first], of_k[first])
+    documents, place = numbered(-(-(end - begin) // size))
+    first = begin[documents] + size * place
+    return Tiles(first, end[documents], of_k[first], of_k[first])
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,14 +194,14 @@ def check_documents(
         times, full = np.zeros(len(keys), int), np.zeros(len(keys), bool)
         for word in lists.words[lists.row_ptr[row] : lists.row_ptr[row + 1]]:
             first = word >> 1
-            own = slice(first, min(first + layout.tile.k, abs(lists.stops[first])))
-            times[own] += 1
-            full[own] |= bool(word & 1)
+            keys_of_tile = slice(first, min(first + layout.tile.k, abs(lists.stops[first])))
+            times[keys_of_tile] += 1
+            full[keys_of_tile] |= bool(word & 1)
         wrong = (live & (times != 1)) | (full & ~live)
         if wrong.any():
             query, key = np.argwhere(wrong)[0]
-            found = f"query {queries[query]}, key {key} in {times[key]} tiles"
-            raise CheckFailed(f"{found}{', a full one' if full[key] else ''}, which is wrong")
+            finding = f"query {queries[query]}, key {key} in {times[key]} tiles"
+            raise CheckFailed(f"{finding}{', a full one' if full[key] else ''}, which is wrong")
 
 
 def lists_on_host(
@@ -227,14 +227,14 @@ def lists_on_host(
         CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
     """
     (decl,) = bundle.data
-    beside = beside_documents(bundle.variants[0].keep, bundle.data)
-    recipe = LayoutRecipe(tile, E.ALWAYS if beside is None else beside, None)
+    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    recipe = LayoutRecipe(tile, E.ALWAYS if alongside is None else alongside, None)
     layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
     of_q, of_k = decl.arrays
-    made = [document_lists(layout, own[of_q], own[of_k], by_head) for _, own in seen]
+    made = [document_lists(layout, arrays[of_q], arrays[of_k], by_head) for _, arrays in seen]
     if os.environ.get("MASKC_CHECK") == "1":
-        for lists, (mask, own) in zip(made, seen, strict=True):
-            env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        for lists, (mask, arrays) in zip(made, seen, strict=True):
+            env = {**params, **arrays, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_documents(lists, layout, mask.keep, env)
     starts = np.cumsum([0, *(len(lists.words) for lists in made)])
     if starts[-1] > MAX_TILES:

@@ -76,7 +76,7 @@ def _neighbours(boxes: np.ndarray, axis: int, several: int, beyond: bool) -> np.
     """The boxes with an axis of `several` neighbours behind `axis`; `beyond` stands for those
     behind the last one."""
     missing = -boxes.shape[axis] % several
-    widths = [(0, missing if each == axis else 0) for each in (0, 1)]
+    widths = [(0, missing if side == axis else 0) for side in (0, 1)]
     padded = np.pad(boxes, widths, constant_values=beyond)
     rows, columns = padded.shape
     if axis == 0:
@@ -147,17 +147,19 @@ def box_words(boxes: Boxes, relations: Sequence[np.ndarray], keys: bool) -> np.n
         keys: whether rows are keys, as in a backward pass.
     """
     row_box, column_box = (boxes.k, boxes.q) if keys else (boxes.q, boxes.k)
-    columns, found = np.arange(prod(column_box)).reshape(-1, boxes.seen // 8, 4, 2), []
+    columns, words = np.arange(prod(column_box)).reshape(-1, boxes.seen // 8, 4, 2), []
     axes = zip(relations, row_box, column_box, steps_of(column_box), strict=True)
     for relation, row_side, side, step in reversed(list(axes)):
         extent = len(relation)
         rows, count = -(-extent // row_side) * row_side, -(-extent // side)
         padded = np.zeros((rows, count * side), bool)
         padded[:extent, :extent] = relation.T if keys else relation
-        own = columns // step % side
+        cells = columns // step % side
         by_box = padded.reshape(rows, count, side).transpose(1, 0, 2)
-        live = by_box[:, :, own].transpose(0, 1, 2, 4, 3, 5).reshape(count, rows, len(own), 4, -1)
+        live = (
+            by_box[:, :, cells].transpose(0, 1, 2, 4, 3, 5).reshape(count, rows, len(cells), 4, -1)
+        )
         bits = np.zeros((*live.shape[:-1], 32), np.uint8)
         bits[..., : live.shape[-1]] = live
-        found.append(np.packbits(bits, axis=-1, bitorder="little").view("<i4").ravel())
-    return np.concatenate(found).astype(np.int32)
+        words.append(np.packbits(bits, axis=-1, bitorder="little").view("<i4").ravel())
+    return np.concatenate(words).astype(np.int32)

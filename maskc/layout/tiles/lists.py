@@ -12,7 +12,6 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.leading import leading
-from maskc.layout.tiles.build import build
 from maskc.layout.tiles.chosen_blocks import Chosen
 
 
@@ -33,7 +32,7 @@ def sequence_arrays(
     Args:
         arrays: by name, with any leading batch and heads.
     """
-    found: dict[str, Any] = {}
+    of_sequence: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
         array: Any = arrays[name]
         extents = leading(array.shape, rank)
@@ -41,31 +40,12 @@ def sequence_arrays(
         front = array.ndim - rank
         for index in place if front == 2 else (place[rank > 1],)[:front]:
             array = array.part(index) if isinstance(array, Chosen) else array[index]
-        found[name] = array
-    return found
+        of_sequence[name] = array
+    return of_sequence
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:
     return {load.array: len(load.index) for load in E.loads(recipe.keep)}
-
-
-def build_batch(
-    recipe: LayoutRecipe,
-    n_q: int,
-    n_kv: int,
-    params: Mapping[str, int],
-    arrays: Mapping[str, np.ndarray],
-    head: int = 0,
-) -> tuple[BlockLayout, ...]:
-    """Lay out every sequence for one head; a single layout where all sequences share it.
-
-    Arguments and errors are those of `build`, except that arrays may lead with [batch, heads].
-    """
-    batch, _ = extents(recipe, arrays)
-    return tuple(
-        build(recipe, n_q, n_kv, params, sequence_arrays(recipe, arrays, sequence, head))
-        for sequence in range(batch)
-    )
 
 
 def kernel_lists(layouts: Sequence[BlockLayout]) -> tuple[np.ndarray, np.ndarray]:

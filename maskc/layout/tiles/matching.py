@@ -72,8 +72,8 @@ def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowL
     stop = 0
     for top, kind in grid.kinds():
         live = kind > 0
-        own = counts[top : top + len(kind)] = np.count_nonzero(live, axis=1)
-        start, stop = stop, stop + int(own.sum())
+        live_counts = counts[top : top + len(kind)] = np.count_nonzero(live, axis=1)
+        start, stop = stop, stop + int(live_counts.sum())
         if stop > MAX_TILES:
             raise TooManyTiles(f"at least {stop}")
         columns[start:stop] = np.broadcast_to(grid.column, kind.shape)[live]
@@ -106,20 +106,20 @@ def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int | None:
 
 def _tables(keep: Expr) -> list[TileShape]:
     """The blocks of the tables that a mask reads."""
-    found = []
+    tables = []
     for node in E.walk(keep):
         match node:
             case E.Load(_, (E.FloorDiv(num, q), E.FloorDiv(other, k))) if E.symbols(num) == {
                 "q"
             } and E.symbols(other) == {"k"}:
-                found.append(TileShape(q, k))
-    return found
+                tables.append(TileShape(q, k))
+    return tables
 
 
 def _comparisons(keep: Expr) -> list[Expr]:
     """The sums of data of the query and data of the key that the mask compares with zero."""
-    found = {node for node in E.walk(keep) if isinstance(node, E.Cmp) and node.op != ">="}
-    sums = {node.lhs for node in found if E.symbols(node) == {"q", "k"} and E.arrays(node)}
+    comparisons = {node for node in E.walk(keep) if isinstance(node, E.Cmp) and node.op != ">="}
+    sums = {node.lhs for node in comparisons if E.symbols(node) == {"q", "k"} and E.arrays(node)}
     return sorted(
         (
             value
@@ -133,8 +133,8 @@ def _comparisons(keep: Expr) -> list[Expr]:
 def _side(value: Expr, name: str, length: int, mask: Elements) -> np.ndarray:
     """The terms of a sum over one symbol, int64 [length]."""
     terms = [term for term in E.split_linear(value)[1] if E.symbols(term[1]) == {name}]
-    found = evaluate(E.linear(0, terms), {**mask.arrays, name: np.arange(length)})
-    return np.broadcast_to(found, length).astype(np.int64)
+    values = evaluate(E.linear(0, terms), {**mask.arrays, name: np.arange(length)})
+    return np.broadcast_to(values, length).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +199,10 @@ class _Grid:
         many = np.diff(self.list_ptr) >= _MANY
         self.bit_row = np.where(many, np.cumsum(many) - 1, -1)
         bits = np.zeros((np.count_nonzero(many), -(-self.columns // 64) * 8), dtype=np.uint8)
-        own = many[self.keys.ids]
+        counts = many[self.keys.ids]
         np.bitwise_or.at(
-            bits, (self.bit_row[self.keys.ids[own]], owner[own] >> 3),
-            (1 << (owner[own] & 7)).astype(np.uint8),
+            bits, (self.bit_row[self.keys.ids[counts]], owner[counts] >> 3),
+            (1 << (owner[counts] & 7)).astype(np.uint8),
         )  # fmt: skip
         self.bits = bits.view(np.uint64)
 
@@ -247,7 +247,7 @@ class _Grid:
 
     def _some_alike(self, top: int, bottom: int) -> np.ndarray:
         """bool [rows, columns]: a query and a key of the tile have the same id."""
-        found = np.zeros((bottom - top, self.columns), dtype=bool)
+        hits = np.zeros((bottom - top, self.columns), dtype=bool)
         ptr = self.queries.ptr[top : bottom + 1]
         ids = self.queries.ids[ptr[0] : ptr[-1]]
         owner = np.repeat(np.arange(bottom - top), np.diff(ptr))
@@ -256,10 +256,10 @@ class _Grid:
             mine = mine[mine >= 0]
             if len(mine):
                 words = np.bitwise_or.reduce(self.bits[mine], axis=0)
-                found[row] = np.unpackbits(
+                hits[row] = np.unpackbits(
                     words.view(np.uint8), count=self.columns, bitorder="little"
                 )
         few = self.bit_row[ids] < 0
         which, place = numbered(np.diff(self.list_ptr)[ids[few]])
-        found[owner[few][which], self.lists[self.list_ptr[ids[few]][which] + place]] = True
-        return found
+        hits[owner[few][which], self.lists[self.list_ptr[ids[few]][which] + place]] = True
+        return hits

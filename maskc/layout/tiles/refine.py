@@ -201,8 +201,8 @@ def _runs(leaves: TileLeaves, kinds: np.ndarray, columns: int) -> Runs:
     count = np.concatenate([full.stop - full.first, np.ones(np.count_nonzero(live), np.int64)])
     kind = np.concatenate([np.full(len(full.row), FULL, np.uint8), kinds[live]])
     order = np.argsort(row * columns + first)
-    own = (axis[order].astype(np.int32) for axis in (row, first, count))
-    rows, firsts, counts = own
+    by_row = (axis[order].astype(np.int32) for axis in (row, first, count))
+    rows, firsts, counts = by_row
     return Runs(rows, firsts, counts, kind=kind[order])
 
 

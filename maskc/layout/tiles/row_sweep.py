@@ -60,10 +60,10 @@ class _Stretches:
 
     def holds(self, rows: slice, key: np.ndarray) -> np.ndarray:
         """bool: whether it holds at this key of every row."""
-        found = np.zeros(len(key), dtype=bool)
+        inside = np.zeros(len(key), dtype=bool)
         for first, stop in self.ends:
-            found |= (first[rows] <= key) & (key < stop[rows])
-        return found if self.inside else ~found
+            inside |= (first[rows] <= key) & (key < stop[rows])
+        return inside if self.inside else ~inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +96,11 @@ class _Same:
         ids, begin, _, numbers = self._sorted
         wanted = self.wanted[rows]
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        keys, found = len(self.ids), ids[slot] == wanted
+        keys, equal = len(self.ids), ids[slot] == wanted
         first = begin[slot] if not low.any() else np.searchsorted(numbers, slot * keys + low)
         whole = (high == keys).all()
         last = begin[slot + 1] if whole else np.searchsorted(numbers, slot * keys + high)
-        return [first, np.where(found, last, first)]
+        return [first, np.where(equal, last, first)]
 
 
 class Sweep:
@@ -152,17 +152,17 @@ class Sweep:
             case E.Cmp(op, lhs):
                 self._read_comparison(formula, op, lhs)
             case E.Member(value, ranges, inside):
-                found = [self._between(value, low, high) for low, high in ranges[:_MOST_BOUNDS]]
-                if None in found or len(ranges) > _MOST_BOUNDS:
+                stretches = [self._between(value, low, high) for low, high in ranges[:_MOST_BOUNDS]]
+                if None in stretches or len(ranges) > _MOST_BOUNDS:
                     raise NoStretches("scattered values")
-                self._known[formula] = _Stretches(tuple(filter(None, found)), inside)
+                self._known[formula] = _Stretches(tuple(filter(None, stretches)), inside)
             case _:
                 raise NoStretches("another condition")
 
     def _read_comparison(self, formula: Expr, op: str, lhs: Expr) -> None:
-        found = self._between(lhs, 0, None if op == ">=" else 0)
-        if found is not None:
-            self._known[formula] = _Stretches((found,), op != "!=")
+        stretch = self._between(lhs, 0, None if op == ">=" else 0)
+        if stretch is not None:
+            self._known[formula] = _Stretches((stretch,), op != "!=")
         elif op == ">=" or self._same is not None:
             raise NoStretches("keys in no order")
         else:
@@ -251,9 +251,9 @@ class Sweep:
         for rows in self._chunks():
             for first, stop, code in self._cut(rows):
                 some = np.flatnonzero(stop > first)
-                for each in self._codes(code[some]):
-                    mine = some[code[some] == each]
-                    left = self._left(each)
+                for code_rows in self._codes(code[some]):
+                    mine = some[code[some] == code_rows]
+                    left = self._left(code_rows)
                     total += self._count(left, mine + rows.start, first[mine], stop[mine])
         return total
 
@@ -308,25 +308,25 @@ class Sweep:
         """(row, first, stop) of the longest live stretches of these rows."""
         open_ = np.zeros(rows.stop - rows.start, dtype=bool)
         start = np.zeros(len(open_), dtype=np.int64)
-        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
         def close(these: np.ndarray, stop: np.ndarray) -> None:
             at = np.flatnonzero(these)
-            found.append((at + rows.start, start[at], stop[at]))
+            runs.append((at + rows.start, start[at], stop[at]))
 
         for first, stop, code in self._cut(rows):
             some = stop > first
             live = np.zeros(len(open_), dtype=bool)
-            for each in self._codes(code[some]):
-                left = self._left(each)
+            for code_rows in self._codes(code[some]):
+                left = self._left(code_rows)
                 if not isinstance(left, E.Truth):
                     raise NoStretches("keys decide")
-                live |= (code == each) & left.value
+                live |= (code == code_rows) & left.value
             close(some & open_ & ~live, first)
             start = np.where(some & live & ~open_, first, start)
             open_ = np.where(some, live, open_)
         close(open_, np.full(len(open_), self.keys))
-        row, first_key, stop_key = (np.concatenate(axis) for axis in zip(*found, strict=True))
+        row, first_key, stop_key = (np.concatenate(axis) for axis in zip(*runs, strict=True))
         return row, first_key, stop_key
 
 

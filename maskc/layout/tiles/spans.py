@@ -60,21 +60,23 @@ def range_spans(
     if 0 in shape:
         nothing = np.zeros((1, shape[columns]), dtype=np.int64)
         return Spans(nothing, nothing, nothing, nothing)
-    found = None
+    spans = None
     if loops_hold(recipe, values) and all(loop.step == 1 for loop in recipe.loops or ()):
         first, count = loop_spans(recipe.loops or (), values, *shape)
         full = np.array([loop.full for loop in recipe.loops or ()], dtype=bool)
         join = _crossed if columns else _joined
-        live, solid = (join(first[:, own], count[:, own], shape[1]) for own in (slice(None), full))
+        live, solid = (
+            join(first[:, columns], count[:, columns], shape[1]) for columns in (slice(None), full)
+        )
         if live is not None and solid is not None:
-            found = Spans(*(own[None] for own in (*live, solid[0], solid[0] + solid[1])))
-    if found is None:
+            spans = Spans(*(part[None] for part in (*live, solid[0], solid[0] + solid[1])))
+    if spans is None:
         layout = build(recipe, n_q, n_kv, params, arrays)
-        found = layout_spans(layout.transpose() if columns else layout)
-    end = found.first + found.count
+        spans = layout_spans(layout.transpose() if columns else layout)
+    end = spans.first + spans.count
     return Spans(
-        found.first, found.count, np.clip(found.full_first, found.first, end),
-        np.clip(found.full_last, found.first, end),
+        spans.first, spans.count, np.clip(spans.full_first, spans.first, end),
+        np.clip(spans.full_last, spans.first, end),
     )  # fmt: skip
 
 

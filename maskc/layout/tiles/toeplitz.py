@@ -63,8 +63,8 @@ def difference_rows(live: np.ndarray, n_q: int, n_kv: int, tile: TileShape) -> R
         """uint8: 0 no difference in low..high is live, 1 some, 2 all."""
         low = np.clip(low + n_q - 1, 0, len(live) - 1)
         high = np.clip(high + n_q - 1, 0, len(live) - 1)
-        found = live_before[high + 1] - live_before[low]
-        kind: np.ndarray = (found > 0).astype(np.uint8) + (found == high - low + 1)
+        live_keys = live_before[high + 1] - live_before[low]
+        kind: np.ndarray = (live_keys > 0).astype(np.uint8) + (live_keys == high - low + 1)
         return kind
 
     begin = np.arange(rows, dtype=np.int64) * tile.q

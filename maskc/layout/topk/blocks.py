@@ -80,7 +80,7 @@ class Blocking:
         """
         self._selection, self._sizes = selection, sizes
         self._positions = [arrays[name] for name in selection.at]
-        fronts = [leading(each.shape, 1) for each in self._positions]
+        fronts = [leading(positions.shape, 1) for positions in self._positions]
         self.batched = any(sequences > 1 for sequences, _ in fronts)
         """Whether sequences differ."""
         self.by_head = any(heads > 1 for _, heads in fronts)

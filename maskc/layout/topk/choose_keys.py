@@ -61,13 +61,13 @@ def bind_ranked(
             raise DataMissing("scores", "what topk ranks", at="scores")
         decls = tuple(decl for decl in decls if decl.kind is not DataKind.scoring)
     values, given_data = split_call_data(decls, params, asked, unread, QUESTION)
-    found = bind_arrays(decls, given_data, n_q, n_kv)
+    arrays = bind_arrays(decls, given_data, n_q, n_kv)
     held: Any = data.get(HELD)
     if held is not None:
-        found |= held_arrays(held, values, n_q, n_kv)
+        arrays |= held_arrays(held, values, n_q, n_kv)
     if selections:
-        found |= _by_scores(selections, scores, n_q, n_kv, heads, heads_kv, values, found)
-    return values, found
+        arrays |= _by_scores(selections, scores, n_q, n_kv, heads, heads_kv, values, arrays)
+    return values, arrays
 
 
 def _by_scores(
@@ -76,13 +76,15 @@ def _by_scores(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the choices of selections that all rank by the same tensor."""
     batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]
-    heads = heads or max([counted, *(len(each.allowed) for each in selections)])
+    heads = heads or max([counted, *(len(selection.allowed) for selection in selections)])
     extent = Sizes(batch, heads, heads_kv or heads, n_q, n_kv)
-    found: dict[str, Any] = {}
-    for each in selections:
-        ranked = given({"scores": scores}, each, batch, heads, n_q, n_kv)
-        found[each.name] = choose(each, ranked, extent, params, {**data, **found}, best)
-    return found
+    scores_by_name: dict[str, Any] = {}
+    for selection in selections:
+        ranked = given({"scores": scores}, selection, batch, heads, n_q, n_kv)
+        scores_by_name[selection.name] = choose(
+            selection, ranked, extent, params, {**data, **scores_by_name}, best
+        )
+    return scores_by_name
 
 
 Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
@@ -112,38 +114,38 @@ def choose(
     blocking = Blocking(selection, extent, data)
     allowed = _Allowed(selection, extent, params, data, blocking)
     batch = extent.batch if scores.batched or allowed.batched else 1
-    own = scores.by_head or allowed.by_head
-    differ = len(groups) > 1 and own
+    by_head = scores.by_head or allowed.by_head
+    differ = len(groups) > 1 and by_head
     heads = extent.heads_q if differ else 1
     width = min(selection.k * (selection.block // k_step), columns)
     lists = np.full((batch, heads, rows, max(1, width)), NONE)
     step = max(1, _PAIRS // max(1, selection.q_block * extent.n_kv * len(groups[0])))
     anything = selection.k and columns and extent.heads_q
     for sequence in range(batch) if anything else ():
-        own_groups = groups if differ else [groups[0] if own else groups[0][:1]]
+        own_groups = groups if differ else [groups[0] if by_head else groups[0][:1]]
         blocks = [blocking.of(sequence, group[0]) for group in own_groups]
-        for top in range(0, max(len(each.q) for each in blocks), step):
-            for group, each in zip(own_groups, blocks, strict=True):
-                if top >= len(each.q):
+        for top in range(0, max(len(rows.q) for rows in blocks), step):
+            for group, group_rows in zip(own_groups, blocks, strict=True):
+                if top >= len(group_rows.q):
                     continue  # other heads have more blocks
-                span = slice(top, min(top + step, len(each.q)))
-                asked = _Rows(each, sequence, group, span)
-                found = rank(*_candidates(asked, scores, allowed), selection.k)
+                span = slice(top, min(top + step, len(group_rows.q)))
+                asked = _Rows(group_rows, sequence, group, span)
+                best_keys = rank(*_candidates(asked, scores, allowed), selection.k)
                 for head in group if differ else [0]:
-                    _enter(lists[sequence, head], found, asked, bool(selection.at))
+                    _enter(lists[sequence, head], best_keys, asked, bool(selection.at))
     return Chosen(lists, columns, k_step, q_step)
 
 
-def _enter(lists: np.ndarray, found: np.ndarray, asked: _Rows, by_keys: bool) -> None:
+def _enter(lists: np.ndarray, best_keys: np.ndarray, asked: _Rows, by_keys: bool) -> None:
     """Write what some blocks of queries chose into the lists of a head.
 
     Args:
         by_keys: whether lists are those of queries, and have keys.
     """
     if not by_keys:
-        lists[asked.span, : found.shape[1]] = found
+        lists[asked.span, : best_keys.shape[1]] = best_keys
         return
-    query, key = asked.blocks.keys_of(found, asked.span)
+    query, key = asked.blocks.keys_of(best_keys, asked.span)
     first = np.searchsorted(query, query)
     lists[query, np.arange(len(query)) - first] = key
 
@@ -181,8 +183,8 @@ def best(scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:
     order = np.where(live, order, np.uint64(0))
     if width < columns:
         order = np.partition(order, columns - width, axis=1)[:, columns - width :]
-    found = np.uint64((1 << 32) - 1) - (order & np.uint64((1 << 32) - 1))
-    return np.sort(np.where(order == 0, np.uint64(NONE), found).astype(np.int32), axis=1)
+    keys = np.uint64((1 << 32) - 1) - (order & np.uint64((1 << 32) - 1))
+    return np.sort(np.where(order == 0, np.uint64(NONE), keys).astype(np.int32), axis=1)
 
 
 def _ascending(scores: np.ndarray) -> np.ndarray:
@@ -229,14 +231,14 @@ def _candidates(asked: _Rows, scores: Scores, allowed: _Allowed) -> tuple[np.nda
     for head in asked.group:
         pairs, live = allowed.rows(asked, head)
         span = (asked.span.start, asked.span.stop) if scores.cells else asked.queries
-        found = scores.rows(asked.sequence, head, *span)
+        scored = scores.rows(asked.sequence, head, *span)
         if live is pairs and len(asked.group) == 1:
-            return found, pairs
+            return scored, pairs
         if scores.cells:
             live = np.minimum(live, 1)
-            total = total + np.where(live, found, 0)
+            total = total + np.where(live, scored, 0)
         else:
-            total = total + asked.sums(np.where(pairs, found, 0), np.float64)
+            total = total + asked.sums(np.where(pairs, scored, 0), np.float64)
         count = count + live
     means: np.ndarray = (total / np.maximum(count, 1)).astype(np.float32)
     return means, np.asarray(count) > 0
@@ -251,7 +253,7 @@ class _Allowed:
     ) -> None:  # fmt: skip
         self._n_kv, self._data = extent.n_kv, data
         self._values = {**params, "n_q": extent.n_q, "n_kv": extent.n_kv}
-        self._masks = [LayoutRecipe(_ANY_TILE, each, None) for each in selection.allowed]
+        self._masks = [LayoutRecipe(_ANY_TILE, formula, None) for formula in selection.allowed]
         sizes = [extents(mask, data) for mask in self._masks]
         self.batched = blocking.batched or max(batch for batch, _ in sizes) > 1
         """Whether sequences differ."""

@@ -46,8 +46,8 @@ class Products:
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence, head // self._group]
-        found: np.ndarray = self._q[sequence, head, first:last] @ keys.T
-        return found
+        products: np.ndarray = self._q[sequence, head, first:last] @ keys.T
+        return products
 
 
 class Means:
@@ -69,8 +69,8 @@ class Means:
             means = _means(self._q[sequence, head], blocks.q), _means(keys, blocks.k)
             self._known = (sequence, head), *means
         _, of_q, of_k = self._known
-        found: np.ndarray = of_q[first:last] @ of_k.T
-        return found
+        scores: np.ndarray = of_q[first:last] @ of_k.T
+        return scores
 
 
 class Indexed:
@@ -90,8 +90,8 @@ class Indexed:
         total = np.zeros((last - first, keys.shape[1]), np.float32)
         for q, w in zip(self._q[sequence], self._w[sequence], strict=True):
             total += w[first:last, None] * np.maximum(q[first:last] @ keys, np.float32(0))
-        found: np.ndarray = total * self._factors[sequence]
-        return found
+        scores: np.ndarray = total * self._factors[sequence]
+        return scores
 
 
 class GivenScores:
@@ -104,9 +104,9 @@ class GivenScores:
         self.content = (scores,)
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
-        own = self._scores[sequence if self.batched else 0]
-        found: np.ndarray = own[head if self.by_head else 0, first:last]
-        return found
+        scores = self._scores[sequence if self.batched else 0]
+        rows: np.ndarray = scores[head if self.by_head else 0, first:last]
+        return rows
 
 
 # ------------------------------------------------------------------ reading
@@ -141,14 +141,14 @@ def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> I
     tensors = with_factors(tensors)
     q, k = (floats(name, tensors, (*_FLOATS, E4M3)) for name in ("index_q", "index_k"))
     w = floats("index_w", tensors)
-    own = floats(FACTORS, tensors) if FACTORS in tensors else np.ones((1, n_kv), np.float32)
+    factors = floats(FACTORS, tensors) if FACTORS in tensors else np.ones((1, n_kv), np.float32)
     heads, dim = (q.shape[1], q.shape[3]) if q.ndim == 4 else ("heads", "dim")
     _check_shape("index_q", q, batch, (heads, n_q, dim))
     _check_shape("index_k", k, batch, (n_kv, dim))
     _check_shape("index_w", w, batch, (heads, n_q))
-    _check_shape(FACTORS, own, batch, (n_kv,))
-    size = max(len(x) for x in (q, k, w, own))
-    return Indexed(*(np.broadcast_to(x, (size, *x.shape[1:])) for x in (q, k, w, own)))
+    _check_shape(FACTORS, factors, batch, (n_kv,))
+    size = max(len(x) for x in (q, k, w, factors))
+    return Indexed(*(np.broadcast_to(x, (size, *x.shape[1:])) for x in (q, k, w, factors)))
 
 
 def given(

@@ -28,7 +28,7 @@ _FULL = 8
 
 def in_way(keep: Expr, selections: tuple[Selection, ...], way: int) -> Expr:
     """The static mask that is left where each selection has chosen all pairs, or none."""
-    number = {each.name: i for i, each in enumerate(selections)}
+    number = {selection.name: i for i, selection in enumerate(selections)}
 
     def known(node: Expr) -> Expr | None:
         if isinstance(node, E.Load) and node.array in number:
@@ -40,10 +40,10 @@ def in_way(keep: Expr, selections: tuple[Selection, ...], way: int) -> Expr:
 
 def classes_of(layout: BlockLayout) -> np.ndarray:
     """int32 [rows, columns]: 0 for dead tiles, 1 where some pairs are live, 2 where all are."""
-    found = np.zeros(layout.shape, np.int32)
+    classes = np.zeros(layout.shape, np.int32)
     row = np.repeat(np.arange(layout.shape[0]), np.diff(layout.row_ptr))
-    found[row, layout.col] = 1 + (layout.kind == FULL)
-    return found
+    classes[row, layout.col] = 1 + (layout.kind == FULL)
+    return classes
 
 
 def tile_codes(
@@ -59,8 +59,10 @@ def tile_codes(
     codes = np.zeros((-(-n_q // tile.q), -(-n_kv // tile.k)), np.int32)
     for way in range(1 << len(selections)):
         recipe = LayoutRecipe(tile, in_way(keep, selections, way), None)
-        found = classes_of(build(recipe, n_q, n_kv, params, {}))
-        codes |= (found > 0).astype(np.int32) << way | (found > 1).astype(np.int32) << (_FULL + way)
+        tile_classes = classes_of(build(recipe, n_q, n_kv, params, {}))
+        codes |= (tile_classes > 0).astype(np.int32) << way | (tile_classes > 1).astype(
+            np.int32
+        ) << (_FULL + way)
     return codes
 
 
@@ -97,8 +99,8 @@ def hull_of(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShap
     """
     some, always = (codes & 0xFF) > 0, (codes & 1) > 0
     reached = sum(
-        each.k * (tile.q // each.q_block + 2) * ((each.block - 1) // tile.k + 2)
-        for each in selections
+        selection.k * (tile.q // selection.q_block + 2) * ((selection.block - 1) // tile.k + 2)
+        for selection in selections
     )
     rows = np.minimum(some.sum(axis=2), always.sum(axis=2) + reached)
     return Hull(rows.astype(np.int64), some.sum(axis=1).astype(np.int64))

@@ -5,13 +5,13 @@ block that waits for its turn then waits for an earlier item, which is already r
 masks a later column begins at a later row, so it is ahead of the columns that follow it. Items that
 share a column write separate shares of dk and dv, which are added in the order of the items.
 
-Of random tiles blocks would wait a third of the time that way. Where a card runs as many blocks as
-are reckoned with here, columns under way at a time may wait for each other both ways: tiles are
-added to in the order in which blocks come to them if all steps take as long as each other. That
-ends, too. Of the turns that have not come the first in that order is the next one of its block, or
-of a column that nobody has taken yet. Then, in every such head, fewer columns have turns to wait
-for than were reckoned with, and of these a block has one at most (`HELD`): some block is free to
-take the next.
+With random tiles, blocks would wait a third of the time that way. If the card runs at least BLOCKS
+blocks at once, columns that run at the same time may wait for each other in both directions. They
+add to tiles in the order in which they would reach them if all steps took equally long. This cannot
+deadlock. Consider the first turn in that order that is still to come. It is either the next turn of
+a running block, or it belongs to a column that no block has taken. In the second case, fewer than
+BLOCKS columns of each such head wait for a turn. A block has at most one of them (`HELD`), so some
+block is free to take the next column.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def multiprocessors_needed(parts: Mapping[str, np.ndarray]) -> int:
     Args:
         parts: int32 tables [elements] by name; see `in_turn`.
     """
-    found = parts.get("col_turns")
-    return BLOCKS if found is not None and (found >= HELD).any() else 0
+    turns_needed = parts.get("col_turns")
+    return BLOCKS if turns_needed is not None and (turns_needed >= HELD).any() else 0
 
 
 def ordered_work(
@@ -143,15 +143,15 @@ def ordered_work(
     lists = of_head.reshape(number, size).astype(np.int64)
     most = size * most_tiles(spans, rule)  # parts of a column in memory are as many for any size
     head, column = _order(number, columns, together)
-    own = lists[head]
-    long = (spans.count > most)[own, column[:, None]].any(axis=1)
+    head_lists = lists[head]
+    long = (spans.count > most)[head_lists, column[:, None]].any(axis=1)
     whole = fields(len(head))
     whole[:, 0], whole[:, 1], whole[:, 6] = column, head * size, size
-    for each in range(size):
-        whole[:, 3] += spans.count[own[:, each], column]
+    for step in range(size):
+        whole[:, 3] += spans.count[head_lists[:, step], column]
     if not long.any():
         return _checked(Work(whole, len(whole), False))
-    parts, place = _parts(spans, most, own[long], column[long], head[long] * size)
+    parts, place = _parts(spans, most, head_lists[long], column[long], head[long] * size)
     parts[:, 7] = np.arange(1, len(parts) + 1)
     rank = np.flatnonzero(long)[place]
     items = np.concatenate([whole[~long], parts])
@@ -214,8 +214,9 @@ def turns(
             that pays; a column is then one item, of one query head.
 
     Returns:
-        int32 tiles, and int32 turns of the same shape: the number of columns that add to the same
-        tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq, and HELD.
+        int32 tiles, and int32 turns of the same shape. A turn is the number of columns that add to
+        the same tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq. It may
+        have the bit HELD.
     """
     columns = ptr.shape[1] - 1
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
@@ -226,12 +227,14 @@ def turns(
     if plain or not 0 < len(tiles) <= MOST_TRIED:
         return tiles, _coded(rank, share)
     turn, following = _ranks(line * MOST_SUMS + rank % share, owner)
-    found = [in_given_turn(each, following, turn, at_once) for each in ptr.tolist()]
-    taken = np.concatenate([each for each, _ in found])
-    if not both_ways or sum(steps for _, steps in found) <= WORTH * len(tiles):
+    orders = [in_given_turn(row_ptr, following, turn, at_once) for row_ptr in ptr.tolist()]
+    taken = np.concatenate([order for order, _ in orders])
+    if not both_ways or sum(steps for _, steps in orders) <= WORTH * len(tiles):
         return tiles[taken], _coded(rank, share)[taken]
-    pairs = [in_any_turn(*each, row, at_once) for each in zip(ptr.tolist(), sums, strict=True)]
-    taken, rank = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    pairs = [
+        in_any_turn(*sequence, row, at_once) for sequence in zip(ptr.tolist(), sums, strict=True)
+    ]
+    taken, rank = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     code = _coded(rank, share[taken])
     code[ptr[:, 1:][np.diff(ptr) > 0] - 1] |= HELD
     return tiles[taken], code
@@ -277,12 +280,12 @@ def _parts(
         lists: int64 [some, heads] of the heads of each.
         column, head: int64 [some], and its first query head.
     """
-    each = np.arange(lists.shape[1])
+    entries = np.arange(lists.shape[1])
     count, size = spans.count[lists, column[:, None]], most[lists, column[:, None]]
     source, position, tiles = divided(count.ravel(), size.ravel())
     source, position, tiles = source[tiles > 0], position[tiles > 0], tiles[tiles > 0]
     place = source // lists.shape[1]
     items = fields(len(source))
-    items[:, 0], items[:, 1] = column[place], (head[:, None] + each).ravel()[source]
+    items[:, 0], items[:, 1] = column[place], (head[:, None] + entries).ravel()[source]
     items[:, 2], items[:, 3], items[:, 6] = position, tiles, 1
     return items, place

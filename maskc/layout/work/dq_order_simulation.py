@@ -38,7 +38,7 @@ def in_given_turn(
         int64 [tiles of the list], in that order, by columns; and how many steps columns wait.
     """
     after, columns = following[ptr[0] : ptr[-1]].tolist(), len(ptr) - 1
-    own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
+    column_of = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
     ready = [[i for i in range(a, b) if not turn[i]] for a, b in pairwise(ptr)]
     left = np.diff(ptr).tolist()
     waiting = iter(range(columns - 1, -1, -1))
@@ -50,7 +50,7 @@ def in_given_turn(
         under_way = [column for column in under_way if left[column]]
         under_way += [c for _, c in zip(range(at_once - len(under_way)), waiting, strict=False)]
         for i in told.popleft():
-            heappush(ready[own[i - ptr[0]]], i)
+            heappush(ready[column_of[i - ptr[0]]], i)
         steps += sum(left[column] > 0 for column in under_way)
         added = []
         for column in under_way:
@@ -60,7 +60,7 @@ def in_given_turn(
                 left[column] -= 1
                 added += [after[i - ptr[0]]] * (after[i - ptr[0]] >= 0)
         told.append(added)
-    return _flat(taken), steps - len(own)
+    return _flat(taken), steps - len(column_of)
 
 
 def in_any_turn(
@@ -91,7 +91,7 @@ class _Additions:
     """The additions to the tiles of dq of a head, so far."""
 
     def __init__(self, sums: np.ndarray) -> None:
-        self._when = [[-CALM] * own for own in sums.tolist()]
+        self._when = [[-CALM] * count for count in sums.tolist()]
         self._count, self._last = [0] * len(sums), [-CALM] * len(sums)
 
     def best(self, rows: list[int], now: int) -> int | None:
@@ -141,4 +141,4 @@ def _one_head(
 
 
 def _flat(lists: list[list[int]]) -> np.ndarray:
-    return np.array([i for each in lists for i in each], np.int64)
+    return np.array([i for part in lists for i in part], np.int64)

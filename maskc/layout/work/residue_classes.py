@@ -35,14 +35,14 @@ def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
     """
     offset = n_kv - n_q
     starts = sorted({0, offset % stride, n_kv % stride})  # where first_query wraps, n_kv shrinks
-    found: list[Classes] = []
+    groups: list[Classes] = []
     for first, end in zip(starts, [*starts[1:], stride], strict=True):
         first_query = (first - offset) % stride
         queries, keys = len(range(first_query, n_q, stride)), len(range(first, n_kv, stride))
         if queries or keys:
             first_query = first_query if queries else 0
-            found.append(Classes(first, end - first, first_query, queries, keys))
-    return tuple(found)
+            groups.append(Classes(first, end - first, first_query, queries, keys))
+    return tuple(groups)
 
 
 def views(stride: int, keys: int | None, n_q: int, n_kv: int) -> tuple[Classes, ...]:

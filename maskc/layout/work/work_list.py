@@ -25,7 +25,7 @@ _FEW_ROWS, _MOST_FEW = 4, 16
 """Rows of packed heads up to which parts may have `few_tiles`, and the largest multiple of it for
 more rows."""
 _WIDER = 4
-"""Times as many tiles as the least that parts of long rows have, where eight of them are left."""
+"""Times as many tiles as the least that parts of long rows have, where 16 of them are left."""
 MOST_PARTS = 64
 """The most parts of a packed row: one block adds them up, when others may have nothing to do."""
 _MULTIPROCESSORS = 132
@@ -47,9 +47,9 @@ def merged_rows(
         head: their first query heads.
         first, count: the numbers of their parts.
     """
-    found = fields(len(tile))
-    found[:, 0], found[:, 1], found[:, 2], found[:, 3] = tile, head, first, count
-    return found
+    rows = fields(len(tile))
+    rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = tile, head, first, count
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,15 +182,15 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
         raise TooMuchWork(total, MAX_ITEMS)
     parts, rows = np.where(cut, -(-count // whole), 0)[lists], _running(cut[lists])
     head, place = numbered(pieces)
-    own = lists[head]
-    begin = place * most[own]
-    tiles = np.minimum(count[own] - begin, most[own])
-    start, is_cut = first[own] + begin, cut[own]
-    last = _running(parts)[head] + (begin + tiles - 1) // whole[own]
+    head_lists = lists[head]
+    begin = place * most[head_lists]
+    tiles = np.minimum(count[head_lists] - begin, most[head_lists])
+    start, is_cut = first[head_lists] + begin, cut[head_lists]
+    last = _running(parts)[head] + (begin + tiles - 1) // whole[head_lists]
     columns = (
-        np.where(is_cut, size[own], 0), head, start, tiles,
-        np.clip(spans.full_first[:, 0][own], start, start + tiles),
-        np.clip(spans.full_last[:, 0][own], start, start + tiles),
+        np.where(is_cut, size[head_lists], 0), head, start, tiles,
+        np.clip(spans.full_first[:, 0][head_lists], start, start + tiles),
+        np.clip(spans.full_last[:, 0][head_lists], start, start + tiles),
         np.where(is_cut, rows[head], 1), np.where(is_cut, 1 + last, 0),
     )  # fmt: skip
     items = np.stack(columns, axis=1)[np.argsort(-tiles, kind="stable")]
@@ -219,13 +219,13 @@ def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
     less than twice as many stay whole. 0: all do.
 
     Of more rows, what is written and read of parts stays the same share of their keys. There are
-    eight parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
+    at least 16 parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
     """
     least, long = part_bounds(rows, rule)
     if not least:
         return np.zeros(count.shape, np.int64)
     size = np.full(count.shape, least, np.int64)
-    while (longer := (size < long) & (count >= 16 * size)).any():
+    while (longer := (size < long) & (count >= 32 * size)).any():
         size[longer] *= 2
     while (many := count > MOST_PARTS * size).any():
         size[many] *= 2
@@ -264,8 +264,8 @@ def backward_work(
     written = None
     if not together.all():  # one head speaks for a column that none of its siblings sees
         dead = spans.count[lists].sum(axis=1) == 0
-        own = owners.head[owner]
-        speaks = (own % size == 0) & dead[own // size, pieces.tile[piece]]
+        heads = owners.head[owner]
+        speaks = (heads % size == 0) & dead[heads // size, pieces.tile[piece]]
         written = (owners.shared[owner] == 0) | speaks
     work = _listed(owners, pieces, owner, piece, written)
     work.items[work.filled :, 6] = size
@@ -305,8 +305,8 @@ def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
     live, total = np.count_nonzero(count, axis=1), count.sum(axis=1)
     long = count * live[:, None] > UNEVEN * total[:, None]
     for number in np.flatnonzero(long.any(axis=1)):
-        found, size = count[number, long[number]], rule.uneven_tiles
-        while np.sum(-(-found // size)) > count.shape[1]:
+        tile_counts, size = count[number, long[number]], rule.uneven_tiles
+        while np.sum(-(-tile_counts // size)) > count.shape[1]:
             size *= 2
         most[number, long[number]] = np.minimum(most[number, long[number]], size)
     return most
@@ -433,8 +433,10 @@ def _in_parts(
         return work
     starts = pieces.start[owners.list]
     parts, rows = _running(pieces.cut), _running(pieces.cut * (pieces.place == 0))
-    own = parts[pieces.start[owners.list + 1]] - parts[starts]
-    base = np.cumsum(own) - own - parts[starts]  # of an owner, less the parts of earlier lists
+    part_counts = parts[pieces.start[owners.list + 1]] - parts[starts]
+    base = (
+        np.cumsum(part_counts) - part_counts - parts[starts]
+    )  # of an owner, less the parts of earlier lists
     live = pieces.count[piece] > 0
     owner, piece = owner[live], piece[live]
     number = 1 + base[owner] + parts[piece]
@@ -467,15 +469,15 @@ def _in_columns(work: Work, tiles: int, heads: int, size: int, apart: bool) -> W
     if not work.shared:
         return work
     items = work.items[: work.filled]
-    own = items[:, 7] > 0
-    column = items[own, 1].astype(np.int64) // size * tiles + items[own, 0]
+    has_parts = items[:, 7] > 0
+    column = items[has_parts, 1].astype(np.int64) // size * tiles + items[has_parts, 0]
     shares = np.bincount(column, minlength=heads * tiles)
     places = shares if apart else shares.clip(max=1)
     before = np.cumsum(places) - places
-    items[own, 7] = 1 + before[column]
+    items[has_parts, 7] = 1 + before[column]
     if apart:
-        order = np.lexsort((items[own, 2], items[own, 1], column))
-        items[np.flatnonzero(own)[order], 7] = 1 + np.arange(len(order))
-    found = np.flatnonzero(shares)
-    merges = merged_rows(found % tiles, found // tiles * size, before[found], places[found])
+        order = np.lexsort((items[has_parts, 2], items[has_parts, 1], column))
+        items[np.flatnonzero(has_parts)[order], 7] = 1 + np.arange(len(order))
+    shared = np.flatnonzero(shares)
+    merges = merged_rows(shared % tiles, shared // tiles * size, before[shared], places[shared])
     return replace(work, merges=merges)

@@ -124,9 +124,9 @@ class Family:
             made = self.by_masks(problem, masks)
         else:
             made = self.schedules[direction, form](problem)
-        (target,) = (each for each in TARGETS.values() if each.family == self.name)
+        (target,) = (target for target in TARGETS.values() if target.family == self.name)
         launches = [launch for _, mode in made.modes for launch in mode.launches]
-        room = max((each.shared_bytes for each in launches), default=made.shared_bytes)
+        room = max((launch.shared_bytes for launch in launches), default=made.shared_bytes)
         if room > target.shared_memory:
             raise SharedMemoryExceeded(room, target.name, target.shared_memory)
         return made

@@ -12,9 +12,9 @@ twice.
 
 Scores of DSA (64 heads of 128, 32k x 32k causal, one H200) take 16.2 ms in bf16, 542 TFLOP/s, and
 11.4 in E4M3, 775. In E4M3, products alone take 5.8 ms and everything else takes 6.1 ms: the two
-hardly overlap. It did not help that warpgroups take turns at products, in pairs or one after
-another, handing over when theirs are issued or done; that weights are loaded a step ahead; or that
-four threads that share two keys sum up a query and key each.
+hardly overlap. Three changes did not help. Warpgroups took turns at products, in pairs or one after
+another, and handed over once theirs were issued, or done. Weights were loaded a step ahead. Each of
+the four threads that share two keys summed up one query and key.
 """
 
 from __future__ import annotations
@@ -221,17 +221,17 @@ def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], .
     )
 
 
-def list_modes(score: Score, own: Scoring) -> tuple[tuple[str, Mode], ...]:
+def list_modes(score: Score, scoring: Scoring) -> tuple[tuple[str, Mode], ...]:
     """Return how lists are built: from given scores, or from an indexer's, which are computed
     first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)
     modes = []
-    for way, slots in own.slots:
-        rows = way.slabs * own.keys + slots * SCORE_COLUMNS
+    for way, slots in scoring.slots:
+        rows = way.slabs * scoring.keys + slots * SCORE_COLUMNS
         room = _SLAB_ROW * rows + 4 * slots * SCORE_COLUMNS + _CONTROL_BYTES
-        first = Launch("gather_scores", Grid.tiles, own.threads, room, per_block=own.keys)
+        first = Launch("gather_scores", Grid.tiles, scoring.threads, room, per_block=scoring.keys)
         modes.append((way.mode, Mode((first, choose), way.macro)))
     return tuple(modes)
 

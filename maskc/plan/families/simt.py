@@ -90,8 +90,8 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
 
 
 def _reason(problem: Problem) -> str:
-    cuda = (each for each in TARGETS.values() if each.language == "cuda")
-    others = [each.name for each in cuda if each.lacks(problem)]
+    cuda = (target for target in TARGETS.values() if target.language == "cuda")
+    others = [target.name for target in cuda if target.lacks(problem)]
     why = f" ({' and '.join(others)} have no such kernel)" if others else ""
     return (
         f"tiles of {TILE.q} x {TILE.k} on CUDA cores in fp32{why}, {_depth(problem)} elements of "

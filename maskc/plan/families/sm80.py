@@ -1,15 +1,21 @@
 """The mma.sync kernels' schedule: tile, warps, registers and shared memory per head dimension.
 
-One block holds a tile of queries and walks over tiles of keys: K of the next tile is copied while
-this tile's P V runs, V while Q K^T runs, so that one buffer for each suffices. The narrow limit is
-the register file: a warp's 32 rows need 64 registers per thread for the scores of 64 keys and
-HEAD_DIM for out, and shared memory is read at the rate of the tensor cores only when each fragment
-of K and V serves 32 rows. Up to HEAD_DIM 128 a warp holds 32 rows, above 16.
+A block holds a tile of queries and loops over tiles of keys. K of the next tile is copied while P V
+of this tile runs, and V while Q K^T runs, so one buffer for each is enough.
 
-Measured on an NVIDIA H200 (132 multiprocessors), NVRTC 13.0, bf16, with PyTorch 2.11's
-FlashAttention-2 in the same rounds; TFLOP/s of live pairs. full: B 2, H 16, N 8192; causal: B 1,
-H 16, N 16384; window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep": fragments of q in registers;
-"park": the rows' tops and sums in shared memory between uses.
+Registers are the limit. A warp's 32 rows need 64 registers per thread for the scores of 64 keys,
+and HEAD_DIM registers for out. Shared memory keeps up with the tensor cores only if each fragment
+of K and V serves 32 rows. A warp has 32 rows up to HEAD_DIM 128, and 16 above.
+
+Measured on an NVIDIA H200 (132 multiprocessors) with NVRTC 13.0 in bf16, in the same rounds as
+FlashAttention-2 of PyTorch 2.11. Numbers are TFLOP/s of live pairs.
+
+- full: B 2, H 16, N 8192
+- causal: B 1, H 16, N 16384
+- window: 0 <= q - k < 1024, B 1, H 16, N 32768
+
+"keep" keeps fragments of q in registers. "park" keeps the rows' maxima and sums in shared memory
+between uses.
 
     D    tile, warps, blocks                 full   causal   window   registers
     32   128 x 64, 4, 3           (chosen)    233      223      171         155
@@ -36,16 +42,20 @@ H 16, N 16384; window: 0 <= q - k < 1024, B 1, H 16, N 32768. "keep": fragments 
     256   64 x 64, 4, 2           (chosen)    333      328      274         237
          FlashAttention-2                     317      299
 
-128 x 64 stays the default at D 64 to 128 although 64 x 64 is as fast on this card: it asks half of
-the L2 cache's bandwidth, and cards with 100 KiB of shared memory hold four warps of it, not two.
-Where rows are short, or blocks of 64 x 64 are whole, tiles of 64 queries run fewer dead pairs:
-`for_masks` asks the masks.
+128 x 64 stays the default at D 64 to 128, although 64 x 64 is as fast on this card. It needs half
+the L2 bandwidth, and cards with 100 KiB of shared memory then run four warps, not two. If rows are
+short, or blocks of 64 x 64 are whole, tiles of 64 queries contain fewer dead pairs. `for_masks`
+decides by the masks.
 
-What decided at D 128, full: shared rows without padding but with swapped 16-byte pieces (357 to
-380: copies into padded rows took twice the cycles); tops raised only when a logit passes them by
-2^8 (323 to 351); no spills, because what a block's threads share lies in shared memory (363 to
-380). Without gain: exponentials before the products, softmax before the wait for V, other sizes of
-head groups. Lost: eight warps of 16 rows (281 to 290).
+Decisive at D 128, full mask, in TFLOP/s:
+
+- Rows in shared memory have swizzled 16-byte pieces and no padding: 357 to 380. Copies into padded
+  rows took twice the cycles.
+- The rescale threshold: row maxima rise only when a logit exceeds them by 2^8: 323 to 351.
+- No spills, because values that a block's threads share are in shared memory: 363 to 380.
+
+No gain: exponentials before the products, softmax before the wait for V, other sizes of head
+groups. Slower: eight warps of 16 rows, 281 to 290.
 """
 
 from __future__ import annotations
@@ -54,7 +64,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
-from maskc.core.bundle import PACKED, Grid, Launch, Mode
+from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import NARROW
 from maskc.ir.types import MaskIR
@@ -192,7 +202,7 @@ def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
     whole = Launch("attention_forward", Grid.rows, threads, shared)
     merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
     packed = (replace(whole, grid=Grid.parts), merge)
-    return (("usual", Mode((whole,))), (PACKED, Mode(packed, "PACKED_HEADS")))
+    return (("usual", Mode((whole,))), (PACK_GQA, Mode(packed, "PACK_GQA")))
 
 
 _CHOOSE = {

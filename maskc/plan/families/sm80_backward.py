@@ -1,9 +1,9 @@
 """The mma.sync backward pass: tile, warps, registers and shared memory per head dimension.
 
-A block holds a tile of keys and values, 16 or 32 keys a warp, and walks over tiles of queries. What
-a thread sums up for its keys, dk and dv, takes FRAGMENTS * HEAD_DIM registers: with those of scores
-and of a share of dq they fit up to HEAD_DIM 128; above that, blocks of the same keys have dk or dv.
-Everything fits the 99 KiB of shared memory that cards of compute capability 8.6 and 8.9 have.
+A block holds a tile of keys and values, 16 or 32 keys per warp, and loops over tiles of queries.
+The sums of dk and dv need FRAGMENTS * HEAD_DIM registers per thread. Together with scores and a
+share of dq they fit up to HEAD_DIM 128. Above that, two blocks share the keys: one computes dk, the
+other dv. Shared memory stays within the 99 KiB of compute capability 8.6 and 8.9.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
         room = wide_shared_bytes(tile, dim, at_once)
     elif room > target.shared_memory:
         room, one_place = shared_bytes(tile, dim, True), True
-    own = keys // warps * (1 + wide)
+    key_fragments = keys // warps * (1 + wide)
     return Sm80BackwardSchedule(
         tile,
-        f"tiles of {queries} x {keys}, {warps} warps of {own} keys"
+        f"tiles of {queries} x {keys}, {warps} warps of {key_fragments} keys"
         + (", of which two share theirs and have half of the columns each" if wide else "")
         + (", dk and dv by blocks of their own" if divided else "")
         + (", dq by tile rows" if wide else "")

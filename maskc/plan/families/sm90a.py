@@ -1,58 +1,67 @@
 """Schedules of the wgmma templates (templates/sm90a): tiles, registers, shared memory.
 
-A block has one warpgroup that copies and two or three that compute, each 64 queries. Keys and
-values wait in a ring of stages. Two ways to run a forward pass share the source: a block per tile
-row (`usual`), which is faster where rows are long, and blocks that stream through tile rows so
-that the next row starts under the last products of the one before (`stream`), faster where rows
-are short.
+A block has one producer warpgroup that copies, and two or three consumer warpgroups that compute 64
+queries each. Keys and values go through a ring of stages. A forward pass has two modes. In the
+default mode a block computes one tile row, which is faster if rows are long. Persistent blocks loop
+over tile rows, so that the next row starts under the last products of the row before. This is
+faster if rows are short.
 
-Where rows are so short that a tile is mostly outside of the mask, a second source has tiles of
-64 x 64: one warpgroup computes, two or three blocks share a multiprocessor, and one of them runs
-products while another has exponentials. A call takes the source that maskc/core/cost.toml predicts
-to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
+If rows are so short that most of a tile is outside the mask, a second source with tiles of 64 x 64
+is faster. One warpgroup computes, and two or three blocks share a multiprocessor, so that one runs
+products while another computes exponentials. A call takes the source with the lower time predicted
+from maskc/core/cost.toml. Four blocks at D 64 would leave 104 registers, 12 too few.
 
-Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
-keys and values are read once for all of them (`packed`). The only row of a list is cut along the
-keys into parts, of which a block takes several; the last block of a row merges them. On an H100
-(32 / 8 heads, D 128, 16k keys and more) this reads keys and values about as fast as a copy of
-memory runs. Blocks that stream through items choose the next one too early: 2 to 8 % slower.
+In decoding, the queries of all heads of a key/value head fit one tile. With pack_gqa they are the
+rows of a tile, and keys and values are read once for all of them. The only row of a list is split
+along the keys. A block takes several of these parts, and the last block of a row merges them. On an
+H100 (32 / 8 heads, D 128, 16k keys or more) keys and values are read about as fast as a memory copy
+runs. Persistent blocks choose the next item too early for this: 2 to 8 % slower.
 
-Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
-bf16, TFLOP/s of live pairs), beyond the order of products and waits:
+Comparisons with other libraries are in benchmarks/results/anchors-h200.json. Decisive on one H200
+(CUDA 13.0, bf16, TFLOP/s of live pairs), apart from the order of products and waits:
 
-- What the copying thread does per tile. It shares a scheduler with warps that compute, so divisions
-  and choices belong to an item, not to a tile: D 64 full 521 to 541, window 4096 603 to 613.
-- Nothing but the wait for k before the next product: the ring's next place and its operands are
-  computed under the exponentials (D 128 full 642 to 655).
+- Work of the copying thread per tile. It shares a scheduler with warps that compute, so divisions
+  and choices happen once per item, not per tile: D 64 full 521 to 541, window 4096 603 to 613.
+- Only the wait for k comes before the next product. The ring's next slot and its operands are
+  computed under the exponentials: D 128 full 642 to 655.
 - One branch for everything special about a tile, after the product.
-- Pairs that must be tested are tested sixteen columns at a time, before the product begins
-  (documents, 32k: 382 TFLOP/s with four columns, 458 with sixteen).
+- Pairs that need a test are tested sixteen columns at a time, before the product begins. Documents
+  at 32k: 382 TFLOP/s with four columns, 458 with sixteen.
 
-Short passes begin with what all blocks wait for together. Blocks of 16 at 4k, in cycles of the
-16700 that a block takes: its first item is known after 1900, k is there after 5000 (all blocks ask
-for it at once: 9.5 MB), weights after 7400, and then an item takes 3700. Sinks with a window of 64:
-2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. It did not help to fetch items in a warp of
-their own (ahead of time they are missing elsewhere at the end: Longformer 10 % slower; when asked
-for, +-3 %), to bring tensor maps near before, to write empty rows first, or to test pairs of small
-tiles under the product.
+Short passes start with latencies that all blocks share. Blocks of 16 at 4k, in cycles of the 16700
+that a block takes: its first item is known after 1900. K arrives after 5000, because all blocks
+load it at once (9.5 MB). Weights follow after 7400, and then an item takes 3700. Sinks with a
+window of 64: 2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. Four changes did not help:
+
+- Fetch items in a warp of its own. Fetched ahead, items are missing elsewhere at the end
+  (Longformer 10 % slower). Fetched on demand, +-3 %.
+- Prefetch the tensor maps.
+- Write empty rows first.
+- Test pairs of small tiles under the product.
 
 Boxes of a grid (30 x 48 x 80 tokens, windows of 18 x 24 x 24, D 128, 24 heads): 41.0 ms with 128
-keys, 35.2 with 96, whose boxes fit the windows better, and with fewer words to read in partial
-tiles: those of all axes but the innermost are kept while only that one moves, and nothing before
-the product waits for them. Asking for a tile's words a tile ahead: 37.7.
+keys. 96 keys take 35.2 ms: these boxes fit the windows better, and partial tiles read fewer words.
+Words of the outer axes are kept while only the innermost axis moves, and nothing before the product
+waits for them. Loading a tile's words one tile ahead takes 37.7 ms.
 
-Without gain: lists of tiles of 64 x 16 keys, nine of which are gathered for one step of 144, so
-that 16 sinks and a window of 64 take one step where tiles of 64 x 64 take three (4k, D 128: 38 us,
-29 in small tiles; windows at 16k 110, and 81, of which memory takes 64; boxes of 2 KB load too
-slowly); constants of the mask in the source instead of memory, three or two stages at D 64.
-Lost: asking, in streams at D 64, whether a warpgroup sees anything of a tile (registers).
+No gain:
+
+- Lists of tiles of 64 x 16 keys, gathered by nine for one step of 144 keys. 16 sinks and a window
+  of 64 then take one step, where tiles of 64 x 64 take three. At 4k, D 128, this takes 38 us, and
+  small tiles take 29. Windows at 16k take 110 and 81 us, where memory traffic takes 64. Boxes of
+  2 KB load too slowly.
+- Constants of the mask in the source instead of memory.
+- Three or two stages at D 64.
+
+Slower: at D 64, persistent blocks whose warpgroups first ask if they see anything of a tile. It
+costs registers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
@@ -96,7 +105,7 @@ class ForwardSchedule(Schedule):
     """The slabs of a tile."""
     keep_q: bool = False
     """Whether q stays in registers, as the left operand of the first product."""
-    settle: int = 1
+    pv_wait: int = 1
     """Where a step waits for the second product: after the maxima (1), or half of the
     exponentials (2)."""
     products: tuple[Product, ...] = ()
@@ -126,13 +135,13 @@ class _Form:
     registers: tuple[int, int]
     """The registers as in ForwardSchedule; together they are what a block is given."""
     keep_q: bool = False
-    settle: int = 2
+    pv_wait: int = 2
     blocks: int = 1
     """The blocks that a multiprocessor runs at once."""
 
 
 _FORMS = {
-    64: _Form(3, 128, 4, (160, 32), settle=1),
+    64: _Form(3, 128, 4, (160, 32), pv_wait=1),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
@@ -150,8 +159,8 @@ SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 """The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
 
 _FP8_FORMS = {
-    64: _Form(3, 128, 2, (160, 32), settle=1),
-    128: _Form(2, 128, 2, (240, 24), keep_q=True, settle=1),
+    64: _Form(3, 128, 2, (160, 32), pv_wait=1),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True, pv_wait=1),
     256: _Form(2, 128, 2, (240, 24)),
 }
 """Likewise for E4M3, where rows of v^T have the 128 keys of a tile."""
@@ -198,7 +207,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
     alike = (groups, tile.k) == (usual.warpgroups, usual.keys)
     form = replace(
         usual, warpgroups=groups, keys=tile.k, registers=registers, keep_q=usual.keep_q and alike,
-        settle=usual.settle if alike else 1 if groups > 2 else 2,
+        pv_wait=usual.pv_wait if alike else 1 if groups > 2 else 2,
         stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
     )  # fmt: skip
     while (room := _shared(tile, -(-dim // SLAB), form.stages, 1)) > most:
@@ -244,10 +253,10 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         usual = Mode((*usual.launches, entmax))
     modes = [("usual", usual)]
     if room[2] <= most:
-        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
+        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT")))
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
         main = replace(usual.launches[0], grid=Grid.rounds if moved else Grid.items)
-        modes.append((PACKED, Mode((main,), "PACKED")))
+        modes.append((PACK_GQA, Mode((main,), "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -260,7 +269,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         moved_registers=moved,
         slabs=slabs,
         keep_q=form.keep_q,
-        settle=form.settle,
+        pv_wait=form.pv_wait,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
@@ -302,10 +311,10 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
         for name, mode in usual.modes
-        if name != PACKED
+        if name != PACK_GQA
     )
     products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in usual.products)
-    maps = tuple(each for each in usual.maps if each.tensor != "v")
+    maps = tuple(tensor_map for tensor_map in usual.maps if tensor_map.tensor != "v")
     return replace(usual, products=products, modes=modes, maps=maps, list_bytes=0)
 
 
@@ -350,10 +359,11 @@ def choose_schedule(problem: Problem) -> ForwardSchedule:
 
 
 def _reason(tile: TileShape, form: _Form, shared: int) -> str:
-    several = f"{form.warpgroups} warpgroups of 64 rows"
+    several = f"{form.warpgroups} consumer warpgroups of 64 rows"
+    consumers = several if form.warpgroups > 1 else "a consumer warpgroup"
     return (
-        f"tiles of {tile.q} x {tile.k}, {several if form.warpgroups > 1 else 'one warpgroup'} and "
-        f"one that copies, {form.stages} stages, {shared / 1024:g} KiB of shared memory"
+        f"tiles of {tile.q} x {tile.k}, {consumers} and a producer, {form.stages} stages, "
+        f"{shared / 1024:g} KiB of shared memory"
         + (f", {form.blocks} blocks per multiprocessor" if form.blocks > 1 else "")
     )
 

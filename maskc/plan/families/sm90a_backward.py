@@ -1,97 +1,119 @@
 """Schedules of the wgmma backward (templates/sm90a/backward.cu.j2): tiles, registers, memory.
 
-A block takes tile columns. Keys and values stay while queries and their gradients of the output
-stream through two stages; scores are computed transposed, keys by queries. Two warpgroups compute.
-Up to a head dimension of 128 each owns 64 keys of the column, and the gradients of these stay in
-its registers (`keys`). Beyond that each owns half of the head dimension, and half of the queries
-of a tile while scores become gradients (`columns`).
+A block processes tile columns. Its keys and values stay, while queries and dout stream through two
+stages. Scores are computed transposed, keys by queries. Two warpgroups compute. Up to a head
+dimension of 128, each owns 64 keys of the column and keeps their gradients in registers (`keys`).
+Above that, each owns half of the head dimension, and half of a tile's queries while scores become
+gradients (`columns`).
 
-Where columns are so short that a tile is mostly outside of the mask, a second source has tiles of
-64 x 64: one warpgroup computes, two blocks share a multiprocessor, and dq leaves straight from
-registers. A call takes the source that maskc/core/cost.toml predicts to be faster.
+If columns are so short that most of a tile is outside the mask, a second source with tiles of
+64 x 64 is faster. One warpgroup computes, two blocks share a multiprocessor, and dq is added to
+memory straight from registers. A call takes the source with the lower time predicted from
+maskc/core/cost.toml.
 
-Tile columns add to dq in fp32. A launch before writes the zeros that the first heads need, a warp
-of the main launch those of later heads, and a launch behind it brings dq to storage precision.
-Where no tile row has several tiles (blocks, lattices in parts), the main launch stores dq, in the
-mode `once`. Where rows are short, small tiles have a mode in which nothing is added up either
-(`apart`): a launch of its own makes dq by tile rows, from queries, their gradients and out, of
-which it finds delta on the way; the main launch then makes dk and dv alone. That is seven products
-for five, but neither zeros nor sums of dq in memory. It has the same bits on every run.
+Tile columns add to dq in fp32. A launch before the main one writes the zeros that the first heads
+need. A warp of the main launch writes the zeros of later heads. A launch after it converts dq to
+storage precision. Two modes avoid these sums:
 
-Against FlashAttention-4 see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA
-13.0, bf16; cycles of the main kernel, or milliseconds in rounds that took turns):
+- EXCLUSIVE_DQ, if every tile row has at most one tile (blocks, lattices in parts): the main launch
+  stores dq.
+- SEPARATE_DQ, for short rows in small tiles: a separate launch over tile rows computes dq from
+  queries, dout and out, and delta on the way. The main launch then computes dk and dv. That is
+  seven products instead of five, but dq is neither cleared nor summed in memory. The result is
+  bitwise deterministic.
 
-- A step's products one after another (scores, dp, dv, dq, dk), with dq leaving under dk. Beginning
-  the next step's scores under dq, or dk one step late, gained nothing.
-- Operands in uniform registers: NVRTC 13.0 moves each into them where the address of shared memory
-  is kept over the loop (98 moves for 32 products a step). Full 8k: 1.98 to 1.87 million cycles.
-- lse and delta read before the products begin: behind their operands a load waits some hundred
-  cycles. Causal 16k 4.85 to 4.71 ms, D 64 full 5.82 to 5.41.
-- dq kept in L2 by the reductions' hint: 2 to 6 %.
-- Deterministic mode: ranks found by the thread that loads, and columns in groups of eight,
-  descending, for sixteen heads at a time. Causal +10 %, where one order of all columns cost +57 %.
-- Zeros of later heads by a warp that copies: 1 to 3 % of windows, dilated, strided, random blocks.
-- dq by tile rows: windows at 16k, D 128, of 64 keys .296 to .227 ms, 128 .348 to .253, 256 .38 to
-  .32, 512 .49 to .46 (D 64 .158 to .133, .189 to .158, .23 to .20, .30 to .30); 16 sinks and a
-  window of 64 at 4k .118 to .088. Full and causal masks take a third longer that way, windows of
-  1024 7 %. A block for each tile row, with nothing loaded ahead, took twice as long.
-- dq stored once: strided 128 at 16k .72 to .61 ms, kernels of blocks of 16 at 4k .043 to .028.
-- Where at most three columns add to a tile of dq, these take turns, as in deterministic mode, and
-  need no zeros: windows at 16k, of 64 .333 to .286 ms, 128 .350 to .319, 256 .389 to .377.
-- lse and delta as one more step of the products that make scores and dp, three bf16 pieces each
-  beside ones: they need no registers, and of shared memory 128 wavefronts a step instead of 256.
-  D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72, random blocks 5 %; D 256 3 %, D 64 1
-  to 2 %.
-- Deterministic mode: several tiles of dq for rows that far more columns add to than to others, and
-  in small tiles a thread that waits for turns a step ahead and another that passes them on. Over
-  the usual mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6.
-- Turns passed on by a thread of its own. The one that adds dq up was at it nearly all the time
-  (cycles of 4000 to 5000 a step: 1600 until copies have read, 1300 to tell, 800 to ask), and all
-  that it waited came on top. Full 8k, over the usual mode: 6 to 3 %.
-- Columns that wait for each other both ways, in an order tried out for a head that follows another:
-  random blocks, 50, 25, 10 % live, over the usual mode: 27, 35, 42 to 9, 8, 7 %. In the order of a
-  head whose columns all begin at once: 27, 30, 18. Several tiles of dq for all of their rows, or
-  more heads side by side (8 to 16: 32 to 60 %), keep less in the L2 cache and cost more than they
-  save.
+Comparisons with FlashAttention-4 are in benchmarks/results/anchors-h200.json. Decisive on one H200
+(CUDA 13.0, bf16; cycles of the main kernel, or ms in interleaved rounds):
 
-Without gain: tiles of 80 queries at D 128, with dq transposed (6 % faster before lse and delta were
-part of the products; since then full 8k 4.64 ms where 64 take 4.56, causal 16k 4.57 and 4.50,
-window 4096 at 128k 9.85 and 9.49); dq brought to storage precision by a warp that copies, as soon
-as a tile has all of its sums (telling so at every step costs 8 %, and the tile itself twice what a
-launch of its own takes), or a whole head (windows 1 % faster, dilated 12 % slower); dv before ds,
-dq handed over by named barriers, copying threads that sleep, more or fewer heads at a time, a
-launch that starts while the one before ends (blocks of 16 7 % faster, full and causal 7 % slower,
-forward passes +-3 %), heads by the half of the L2 cache that a multiprocessor is near to (as every
-head lies in both).
-Of tiles that take turns the last column knows that it is the last. A warp that copies parts of such
-a tile to shared memory, and stores it in storage precision, has to read through the operands of
-products: 16000 cycles a tile of 64 x 128, so that the column which comes last in all rows of a
-head holds all up (window 1024 at 32k 1.50 to 1.62 ms, full 8k 4.7 to 5.7). delta and lse of later
-heads by the two warps that have time, instead of a launch before: exponential dilation -2 %,
-windows, documents and random blocks -1, full -0.3, causal +0.7: nothing beside products is free.
-Nor did it help to let the two warpgroups drift apart, each waiting for the other's ds a step later
-(causal 16k, million cycles, 7.08 as it is): dq's product under the next step's scores 7.25, in
-halves so that dp can begin as early as now 7.81, with the next scores begun before a step ends
-7.24; dq copied to shared memory under the next scores 7.67, or announced with the next ds 7.50. k
-in registers 9.46; k and v in registers at D 64 spare 11 % of what is read from shared memory, and
-no time. Exponentials under dp, dv before ds, or dq announced under the next scores shorten nothing
-(causal 16k, tiles of 80: 7.93, 7.97, 8.00 million cycles; with 64, exponentials under dp take 3 %
-more). What a step keeps busy is shared memory, for 3236 of 3540 cycles with 64 queries and 3845 of
-4220 with 80 (wavefronts as the profiler counts them; matrix products take 2560 and 3200): operands
-of products 2048 and 2368, lse and delta, where all warps read them, 256 and 320, dq 256 and 320, as
-much again for its copies out, ds 128 and 160, copies in 256 and 320, the rest control. At D 64
-products take 2816 of 4750 cycles a step: shared memory is not what it waits for, and exponentials
-under dp, which registers now allow, make it 4 % slower there too.
-In grids, to keep what keys are seen by on the outer axes while only the place on the innermost one
-moves, as forward passes do: windows of 18 x 24 x 24 115.3 to 112.6 ms (107.9 if nothing were
-tested), of 80 x 80 and with strides no change. Partial tiles cost little; dead pairs do.
+- The products of a step run one after another (scores, dp, dv, dq, dk), and dq leaves under dk.
+  Starting the next step's scores under dq, or dk one step late, gained nothing.
+- Operands in uniform registers. NVRTC 13.0 moves each of them there if the address of shared memory
+  is kept over the loop: 98 moves for 32 products a step. Full 8k: 1.98 to 1.87 million cycles.
+- Loads of lse and delta before the products begin. Afterwards a load waits some hundred cycles
+  behind the operands of products. Causal 16k: 4.85 to 4.71 ms. D 64 full: 5.82 to 5.41 ms.
+- dq kept in L2 by the cache hint of the reductions: 2 to 6 %.
+- Deterministic mode: the loading thread finds the ranks. Columns go in groups of eight, descending,
+  for sixteen heads at a time. Causal takes 10 % longer, where one order of all columns cost 57 %.
+- Zeros of later heads by a warp that copies: 1 to 3 % for windows, dilated, strided and random
+  blocks.
+- dq by tile rows. Windows at 16k, D 128: 64 keys 0.296 to 0.227 ms, 128 0.348 to 0.253, 256 0.38 to
+  0.32, 512 0.49 to 0.46. The same windows at D 64: 0.158 to 0.133, 0.189 to 0.158, 0.23 to 0.20,
+  0.30 to 0.30. 16 sinks and a window of 64 at 4k: 0.118 to 0.088. Full and causal masks take a
+  third longer that way, windows of 1024 7 %. One block per tile row, without loads ahead, took
+  twice as long.
+- dq stored, not added. Strided 128 at 16k: 0.72 to 0.61 ms. Kernels of blocks of 16 at 4k: 0.043 to
+  0.028 ms.
+- If at most three columns add to a tile of dq, they take turns, as in deterministic mode, and need
+  no zeros. Windows at 16k: 64 0.333 to 0.286 ms, 128 0.350 to 0.319, 256 0.389 to 0.377.
+- lse and delta as one more k-step of the products that make scores and dp: three bf16 pieces each,
+  next to ones. They then need no registers, and a step reads 128 wavefronts of shared memory, not
+  256. D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72, random blocks 5 %. D 256: 3 %.
+  D 64: 1 to 2 %.
+- Deterministic mode: rows to which far more columns add than to others have several tiles of dq. In
+  small tiles one thread waits for turns a step ahead, and another passes them on. Overhead over the
+  default mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6 %.
+- A thread of its own passes turns on. Before, the thread that adds dq was busy nearly all the time
+  (of 4000 to 5000 cycles a step: 1600 until copies have read, 1300 to tell, 800 to ask). All its
+  waiting came on top. Overhead for full 8k: 6 to 3 %.
+- Columns that may wait for each other in both directions, in an order tried out for a head that
+  follows another. Random blocks with 50, 25 and 10 % live tiles, overhead over the default mode:
+  27, 35 and 42 % to 9, 8 and 7 %. In the order of a head whose columns all begin at once: 27, 30
+  and 18 %. Several tiles of dq for all rows, or more heads side by side, cost more than they save,
+  because less stays in L2 (8 to 16 heads: 32 to 60 %).
+
+No gain:
+
+- Tiles of 80 queries at D 128, with dq transposed. They were 6 % faster before lse and delta became
+  part of the products. Since then, with 80 and with 64 queries: full 8k 4.64 and 4.56 ms, causal
+  16k 4.57 and 4.50, window 4096 at 128k 9.85 and 9.49.
+- A copying warp that converts dq to storage precision as soon as a tile has all of its sums.
+  Telling it at every step costs 8 %, and the tile itself twice the time of a separate launch. For a
+  whole head at once: windows 1 % faster, dilated 12 % slower.
+- The last of the columns that take turns knows that it is the last. A warp that copies parts of its
+  tile to shared memory, and stores it in storage precision, must read through the operands of
+  products: 16000 cycles for a tile of 64 x 128. The column that comes last in all rows of a head
+  then delays everything: window 1024 at 32k 1.50 to 1.62 ms, full 8k 4.7 to 5.7 ms.
+- dv before ds. dq handed over by named barriers. Copying threads that sleep. More or fewer heads at
+  a time. Heads assigned by the half of the L2 cache that is near a multiprocessor: every head lies
+  in both halves.
+- A launch that starts while the one before ends: blocks of 16 7 % faster, full and causal 7 %
+  slower, forward passes +-3 %.
+- delta and lse of later heads by the two idle warps, instead of a launch before: exponential
+  dilation -2 %, windows, documents and random blocks -1, full -0.3, causal +0.7. Nothing that runs
+  next to products is free.
+- Two warpgroups that drift apart, each waiting for the ds of the other one step later. Causal 16k,
+  in million cycles, 7.08 as it is. dq's product under the next step's scores: 7.25. The same in
+  halves, so that dp begins as early as now: 7.81. Next scores started before a step ends: 7.24. dq
+  copied to shared memory under the next scores: 7.67. dq announced with the next ds: 7.50.
+- k in registers: 9.46 million cycles. k and v in registers at D 64: 11 % fewer reads of shared
+  memory, the same time.
+- Exponentials under dp, dv before ds, or dq announced under the next scores. Causal 16k with tiles
+  of 80: 7.93, 7.97 and 8.00 million cycles. With 64, exponentials under dp take 3 % longer, and 4 %
+  at D 64, where registers allow it.
+- In grids, to keep the words of the outer axes while only the innermost axis moves, as forward
+  passes do: windows of 18 x 24 x 24 115.3 to 112.6 ms (107.9 without any test), windows of 80 x 80
+  and with strides unchanged. Partial tiles cost little; dead pairs cost much.
+
+Shared memory is the bottleneck at D 128: it is busy for 3236 of a step's 3540 cycles with 64
+queries, and 3845 of 4220 with 80 (wavefronts of the profiler; matrix products take 2560 and 3200):
+
+    wavefronts a step                              64 queries    80 queries
+    operands of products                                 2048          2368
+    lse and delta, where all warps read them              256           320
+    dq                                                    256           320
+    copies of dq out                                      256           320
+    ds                                                    128           160
+    copies in                                             256           320
+
+The rest is control. At D 64 products take 2816 of 4750 cycles a step, and shared memory is not the
+bottleneck.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
@@ -177,7 +199,7 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
     tile = _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
-    how = f"2 warpgroups that divide the {split} and one that copies"
+    how = f"2 consumer warpgroups that divide the {split} and a producer"
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
 
 
@@ -185,7 +207,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS; with the mode
     `apart` or not.
     """
-    how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
+    how = f"a consumer warpgroup and a producer, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
     if made.work is not None:
         uneven = LONG_COLUMN // _SMALL_BLOCKS
@@ -198,8 +220,8 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     room = 2 * SLAB * made.slabs * (rows + 2 * made.stages * tile.k) + 2 * _CONTROL_BYTES
     return replace(
         made,
-        reason=f"{made.reason}, dq in a launch of its own where that takes less",
-        modes=(*made.modes, (APART, with_tables(_apart(made, room), problem, tile, THREADS))),
+        reason=f"{made.reason}, dq in a separate launch if that is faster",
+        modes=(*made.modes, (SEPARATE_DQ, with_tables(_apart(made, room), problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),
         row_bytes=room,
@@ -209,10 +231,10 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
 
 def _apart(schedule: BackwardSchedule, room: int) -> Mode:
     """dq by tile rows, in so much shared memory; then dk and dv as in the mode `once`."""
-    launches = {each.entry: each for each in dict(schedule.modes)[ONCE].launches}
+    launches = {launch.entry: launch for launch in dict(schedule.modes)[EXCLUSIVE_DQ].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
     rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
-    return Mode((rows, main, keys), "APART")
+    return Mode((rows, main, keys), "SEPARATE_DQ")
 
 
 def _schedule(
@@ -280,15 +302,15 @@ def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tup
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
             Product("multiply_dq", of_dq, b_along_tokens=1),
         )
-    own = []
+    products = []
     for n in parts:
-        own.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
-        own.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
-    return (scores, pieces, *own)
+        products.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
+        products.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
+    return (scores, pieces, *products)
 
 
-_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
-_QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
+_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
+_QUARTERS = {"usual": 5, "deterministic": 4, EXCLUSIVE_DQ: 0}
 """Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged: all four, and
 one of zeros in the default mode."""
 
@@ -301,10 +323,10 @@ def _modes(
     number of columns of dq that each mode stages."""
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
-    for name, own in _QUARTERS.items():
-        slopes = own * warpgroups * SLOPE_SUMS if staged else 0
-        beside = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
-        room = rest + beside + own * tile.q * staged
+    for name, quarters in _QUARTERS.items():
+        slopes = quarters * warpgroups * SLOPE_SUMS if staged else 0
+        vectors = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
+        room = rest + vectors + quarters * tile.q * staged
         modes.append((name, _mode(tile, room, threads, blocks, key_blocks, _MACROS[name])))
     return tuple(modes)
 
@@ -319,9 +341,9 @@ def _mode(
     few = Launch("attention_backward_few", Grid.few, THREADS)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
-    own = -(-tile.k // key_blocks)
-    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=own)
-    more = () if macro == "ONCE" else (finish,)
+    per_block = -(-tile.k // key_blocks)
+    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=per_block)
+    more = () if macro == "EXCLUSIVE_DQ" else (finish,)
     return Mode((prepare, mean, few, backward, *more, keys), macro)
 
 

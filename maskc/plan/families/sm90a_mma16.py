@@ -1,29 +1,39 @@
 """Schedules of the register-only templates (templates/sm90a/mma16.cu.j2 and mma16_backward.cu.j2):
 tiles of 16 x 16 for rows that see very few keys.
 
-A warp has a tile row (forward), or 64 elements of the gradients of a tile column (backward),
-straight from global memory to the fragments of mma.sync and back: no shared memory, no barriers, no
-tensor maps, no work list. This removes the fixed latencies of small passes (see the cycles in
-maskc/plan/families/sm90a.py) and the dead pairs of 64 x 64 tiles.
+In a forward pass a warp has a tile row. In a backward pass it has 64 elements of the gradients of a
+tile column. Data go straight from global memory to the fragments of mma.sync and back. There is no
+shared memory, no barrier, no tensor map and no work list. This removes the fixed latencies of small
+passes (see the cycles in maskc/plan/families/sm90a.py) and the dead pairs of 64 x 64 tiles.
 
-Loads take 16 bytes. Along a row any order of its elements will do for q . k, if it is the same in
-both, so a lane has 8 consecutive ones; across rows a lane has 8 elements of four rows, whose halves
-are put together in pairs; out leaves as 64 consecutive bytes of a row for every four lanes.
+Loads are 16 bytes wide. For q . k the elements of a row may come in any order that is the same in q
+and k, so a lane loads 8 consecutive ones. Across rows, a lane loads 8 elements of four rows, and
+pairs their halves. Every four lanes store 64 consecutive bytes of a row of out.
 
-The backward pass runs where no tile row has several tiles, and counts as its cost only where no
-tile column has (block-diagonal masks of blocks that divide 16): everything once, in one launch. P
-and ds by keys are those by queries, transposed in registers.
+The backward pass needs masks in which every tile row has at most one tile. The cost model assumes
+that every tile column has at most one, too, as in block-diagonal masks with blocks that divide 16.
+Then each tile is visited once, in one launch. P and ds by keys are P and ds by queries, transposed
+in registers.
 
-On one H200 (bf16, 16 heads, D 64), compared with tiles of 64 x 64: blocks of 16 at 4k 9.1 us and
-12.8 forward, 24.9 and 30.6 backward; at 16k 37.2 and 41.0, 76 and 93 (memory takes 32 and 64). For
-longer lists it loses, as every warp loads the keys of its tiles itself and waits for each: blocks
-of 32 at 16k 44 and 41 us, windows of 8 and 17 keys 43 and 44, of 40 55 and 44. At D 128 it gains
-nothing: blocks of 16 at 16k 72 and 71 us, 184 and 166.
+Times in us on one H200 (bf16, 16 heads, D 64):
+
+    mask                      16 x 16   64 x 64
+    blocks of 16 at 4k            9.1      12.8   forward
+                                 24.9      30.6   backward
+    blocks of 16 at 16k          37.2      41.0   forward; memory traffic takes 32
+                                 76        93     backward; memory traffic takes 64
+    blocks of 32 at 16k          44        41     forward
+    windows of 8, 17 at 16k      43        44     forward
+    window of 40 at 16k          55        44     forward
+
+With longer lists it is slower, because every warp loads the keys of its own tiles and waits for
+each of them. At D 128 it gains nothing: blocks of 16 at 16k take 72 and 71 us forward, 184 and 166
+backward.
 """
 
 from __future__ import annotations
 
-from maskc.core.bundle import ONCE, Grid, Launch, Mode
+from maskc.core.bundle import EXCLUSIVE_DQ, Grid, Launch, Mode
 from maskc.core.problem import Problem, TileShape
 from maskc.plan.types import Schedule
 
@@ -61,4 +71,5 @@ def backward_schedule(problem: Problem) -> Schedule:
     )  # fmt: skip
     several = f"{spans} warps" if spans > 1 else "a warp"
     reason = f"tiles of {TILE.q} x {TILE.k}, {several} for each, in registers"
-    return Schedule(TILE, reason, warps=warps, min_blocks=blocks, modes=((ONCE, Mode((launch,))),))
+    modes = ((EXCLUSIVE_DQ, Mode((launch,))),)
+    return Schedule(TILE, reason, warps=warps, min_blocks=blocks, modes=modes)

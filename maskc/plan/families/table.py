@@ -31,11 +31,14 @@ def fitting(problem: Problem, target: Target) -> Iterator[Problem]:
     """
     target.check(problem)
     family, padded = family_of(target), target.padded(problem)
-    for each in family.limits(padded).problems(padded):
-        if problem.tile not in (None, each.tile) or problem.stages not in (None, each.stages):
+    for obstacle in family.limits(padded).problems(padded):
+        if problem.tile not in (None, obstacle.tile) or problem.stages not in (
+            None,
+            obstacle.stages,
+        ):
             continue
         try:
-            family.schedule(each, (), Direction.forward, "")
+            family.schedule(obstacle, (), Direction.forward, "")
         except (TileUnsupported, SharedMemoryExceeded):
             continue
-        yield replace(problem, tile=each.tile, stages=each.stages)
+        yield replace(problem, tile=obstacle.tile, stages=obstacle.stages)

@@ -14,12 +14,12 @@ from maskc.plan.intervals import intervals
 from maskc.plan.types import KernelPlan
 
 REASON = (
-    "tiles of keys begin with documents where these are packed; given on the device, lists are "
-    "made there and nothing waits; the host reads arrays by head"
+    "if documents are packed, tiles of keys begin at their first tokens; with ids on a GPU, lists "
+    "are built there and the host does not wait; the host reads arrays that differ by head"
 )
 WHEN = (
-    "taken by a call where documents of the length that mc.cu_seqlens(x, max_seqlen) promises are "
-    "predicted to take fewer cycles"
+    "used if predicted to be faster for documents of the length that mc.cu_seqlens(x, max_seqlen) "
+    "promises"
 )
 
 
@@ -41,15 +41,15 @@ def listed(plan: KernelPlan) -> KernelPlan:
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
     (mask,) = plan.masks
-    beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
-    found = None if beside is None else intervals(beside)
+    alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    covered = None if alongside is None else intervals(alongside)
     *reasons, partial = plan.reasons
-    if found is not None:
-        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+    if covered is not None:
+        several = f"{len(covered)} interval{'s' * (len(covered) != 1)}"
         partial = (
-            f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
+            f"partial tiles of one document: bits of {several} per row; others: tests per pair"
         )
     return replace(
-        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        plan, schedule=schedule, masks=(replace(mask, intervals=covered),), documents=True,
         reasons=(*reasons, partial, REASON),
     )  # fmt: skip

@@ -21,10 +21,10 @@ from maskc.plan.list_making import MAKE_LISTS
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 ON_DEVICE = (
-    "blocks are chosen and tile lists made on the device, in the call's own memory, and nothing "
-    "waits; on the host, which waits, with nan_safe or entmax, and where scores are given elsewhere"
+    "the GPU chooses blocks and builds tile lists in the call's own memory, and the host does not "
+    "wait; with nan_safe, entmax, or scores in host memory, the host chooses and waits"
 )
-_ON_HOST = "blocks are chosen on the host, which waits for q and k: {}"
+_ON_HOST = "the host chooses blocks, and waits for q and k: {}"
 
 
 def launches(shared_bytes: int) -> tuple[Launch, ...]:
@@ -38,13 +38,13 @@ def launches(shared_bytes: int) -> tuple[Launch, ...]:
 
 def why_host(masks: tuple[PlannedMask, ...]) -> str:
     """Why the device cannot make the selections of a mask; empty where it can."""
-    found = selections(masks)
-    if len(found) > MAX_SELECTIONS:
-        return f"there are {len(found)} selections, of at most {MAX_SELECTIONS} that fit"
-    own = (DataKind.selection, DataKind.scoring)
-    if any(decl.kind not in own for mask in masks for decl in mask.ir.data):
+    chosen = selections(masks)
+    if len(chosen) > MAX_SELECTIONS:
+        return f"there are {len(chosen)} selections, of at most {MAX_SELECTIONS} that fit"
+    kinds = (DataKind.selection, DataKind.scoring)
+    if any(decl.kind not in kinds for mask in masks for decl in mask.ir.data):
         return "the mask reads data, of which the device knows no static part"
-    return next(filter(None, map(_why_host, found)), "")
+    return next(filter(None, map(_why_host, chosen)), "")
 
 
 def _why_host(one: Selection) -> str:

@@ -31,7 +31,7 @@ from maskc.plan.types import Formula, Gathering, KernelPlan
 def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
     """Whether some selection chooses single keys, on a target that may gather them."""
     return bool(family_of(target).gathered) and any(
-        each.block == 1 for ir in masks for each in ir.selections
+        selection.block == 1 for ir in masks for selection in ir.selections
     )
 
 
@@ -59,8 +59,8 @@ def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
 
 def _obstacle(ir: MaskIR, one: Selection) -> str:
     """Return the reason why no kernel gathers keys for this mask; empty if one does."""
-    own = {one.name}
-    reads = one.reads.union(E.arrays(ir.keep)) - own
+    name = {one.name}
+    reads = one.reads.union(E.arrays(ir.keep)) - name
     if one.score not in (Score.given, Score.indexer):
         return f"by {one.score.value}"
     if one.score is Score.given and one.share is Share.head:
@@ -97,7 +97,7 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
         return replace(side, guard=guard, first=first, last=last)
 
     shape = moved(lifted.shape)
-    sources = tuple((moved(made), found) for made, found in lifted.sources)
+    sources = tuple((moved(made), source) for made, source in lifted.sources)
     if spans is not None:
         spans = tuple(Interval(shifted(span.keys), shifted(span.queries)) for span in spans)
     counts = frozenset(renamed[name] for name in lifted.counts)
@@ -128,34 +128,34 @@ def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> Kernel
             (), direction=direction, form=form,
         ))  # fmt: skip
     of_tiles: dict[Direction, list[str]] = {}
-    for each in plans:
-        of_tiles.setdefault(each.direction, []).append(each.schedule.reason)
+    for candidate in plans:
+        of_tiles.setdefault(candidate.direction, []).append(candidate.schedule.reason)
     reasons = (
         *map("; or ".join, of_tiles.values()),
-        *_reasons(made, {each.form for each in plans}, target),
+        *_reasons(made, {candidate.form for candidate in plans}, target),
     )
-    main, *also = plans
-    return replace(main, gathering=made, also=tuple(also), reasons=reasons)
+    main, *alternatives = plans
+    return replace(main, gathering=made, alternatives=tuple(alternatives), reasons=reasons)
 
 
 def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:
     """The reasons that explain() gives."""
     groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
-    beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
+    always = " and the keys that are always kept" if made.alongside.lifted.shape != E.NEVER else ""
     yield (
-        f"keys are gathered: the best {made.selection.k}{beside}, listed on the device for each "
-        f"query; {groups} share a list, nothing waits for the host"
+        f"keys are gathered: the GPU lists the best {made.selection.k}{always} for each query; "
+        f"{groups} share a list; nothing waits for the host"
     )
-    wide = "; 65 to 128 take that of 128" if WIDE in forms else ""
+    wide = ", and 65 to 128 as much as 128" if WIDE in forms else ""
     yield (
-        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
-        f"head takes the time of 64{wide}"
+        "rows of a tile are the heads of a key/value head; with fewer than 64 heads the rest is "
+        f"padding, so one head costs as much as 64{wide}"
     )
-    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
+    yield f"scores of an indexer are stored for as many queries as fit in {G.SCORE_BYTES >> 20} MiB"
     if Direction.backward in target.directions:
         yield (
-            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
-            "deterministic, in 64-bit integers"
+            "backward passes choose the keys again; dk and dv are summed in fp32, or in 64-bit "
+            "integers with deterministic=True"
         )
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
-from maskc.core.bundle import ONCE
+from maskc.core.bundle import EXCLUSIVE_DQ
 from maskc.core.coefficients import STEP_KEYS
 from maskc.core.forms import GRID
 from maskc.core.problem import Direction, TileShape
@@ -28,10 +28,10 @@ _LONGEST = 256
 
 def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
     """Masks as products over the axes of one grid; none where some mask is no such product."""
-    found = [grid_mask(ir.keep) for ir in masks]
-    if None in found or len({mask.extents for mask in found if mask}) > 1:
+    in_grid = [grid_mask(ir.keep) for ir in masks]
+    if None in in_grid or len({mask.extents for mask in in_grid if mask}) > 1:
         return ()
-    return tuple(mask for mask in found if mask)
+    return tuple(mask for mask in in_grid if mask)
 
 
 def boxes_for(
@@ -51,7 +51,8 @@ def boxes_for(
         return None
     grid = (max(extents), *extents)
     relations = [
-        [sides_by_size(each) for each in axis_relations(mask.axes, grid, {})] for mask in masks
+        [sides_by_size(relation) for relation in axis_relations(mask.axes, grid, {})]
+        for mask in masks
     ]
     times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
 
@@ -60,8 +61,8 @@ def boxes_for(
         for axis, (own_q, own_k) in enumerate(zip(q, k, strict=True)):
             place = axis, own_q, own_k
             if place not in times:
-                found = [each[axis](own_q, own_k) for each in relations]
-                times[place] = [(int(x.live.sum()), int(x.full.sum())) for x in found]
+                visits = [relation[axis](own_q, own_k) for relation in relations]
+                times[place] = [(int(x.live.sum()), int(x.full.sum())) for x in visits]
             for number, (some, every) in enumerate(times[place]):
                 live[number] *= some
                 full[number] *= every
@@ -72,8 +73,8 @@ def boxes_for(
     for tile in tiles:
         stored_q, stored_k = (tile.q, _STORED) if backward else (_STORED, tile.k)
         shapes = product(_shapes(tile.q, grid, stored_q), _shapes(tile.k, grid, stored_k))
-        own, q, k = min((count(q, k), q, k) for q, k in shapes)  # of equal ones the widest
-        best.append((own * tile.q * (tile.k + STEP_KEYS), -tile.k, tile, q, k))
+        least, q, k = min((count(q, k), q, k) for q, k in shapes)  # of equal ones the widest
+        best.append((least * tile.q * (tile.k + STEP_KEYS), -tile.k, tile, q, k))
     _, _, tile, q, k = min(best)
     if _consecutive(q, grid) and _consecutive(k, grid):
         return None
@@ -97,7 +98,7 @@ def _consecutive(box: tuple[int, ...], grid: tuple[int, ...]) -> bool:
 
 def box_note(boxes: Boxes) -> str:
     """Describe the grid and its boxes for the reader."""
-    sizes = (" x ".join(map(str, each)) for each in (boxes.q, boxes.k, ("N", *boxes.extents)))
+    sizes = (" x ".join(map(str, sides)) for sides in (boxes.q, boxes.k, ("N", *boxes.extents)))
     return "{} queries x {} keys of {}".format(*sizes)
 
 
@@ -107,29 +108,31 @@ def in_boxes(plan: KernelPlan) -> KernelPlan | None:
     grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
     if grid is None:
         return None
-    found = grid_masks(tuple(mask.ir for mask in plan.masks))
-    if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
+    in_grid = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not in_grid or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
         return None
     backward = plan.direction is Direction.backward
     schedules = (schedule,) if backward else grid(plan.padded)
-    by_tile = {each.tile: each for each in schedules}
-    chosen = boxes_for(found, tuple(by_tile), plan.direction)
+    by_tile = {schedule.tile: schedule for schedule in schedules}
+    chosen = boxes_for(in_grid, tuple(by_tile), plan.direction)
     if chosen is None:
         return None
     tile, of_q, of_k = chosen
     schedule = by_tile[tile]
-    boxes = Boxes(found[0].extents, of_q, of_k, schedule.score_rows if backward else tile.k)
-    masks = tuple(replace(mask, axes=own.axes) for mask, own in zip(plan.masks, found, strict=True))
+    boxes = Boxes(in_grid[0].extents, of_q, of_k, schedule.score_rows if backward else tile.k)
+    masks = tuple(
+        replace(mask, axes=on_grid.axes) for mask, on_grid in zip(plan.masks, in_grid, strict=True)
+    )
     # Finding a token of a box while dq is at hand takes more registers than there are.
-    modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)
+    modes = tuple((name, mode) for name, mode in schedule.modes if name != EXCLUSIVE_DQ)
     return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
                    tile=tile, schedule=replace(schedule, modes=modes))  # fmt: skip
 
 
 def why_no_boxes(plan: KernelPlan) -> tuple[str, ...]:
     """Something to say only of products over a grid."""
-    found = grid_masks(tuple(mask.ir for mask in plan.masks))
-    if not found or family_of(plan.target).grid is None:
+    in_grid = grid_masks(tuple(mask.ir for mask in plan.masks))
+    if not in_grid or family_of(plan.target).grid is None:
         return ()
-    grid = " x ".join(map(str, ("N", *found[0].extents)))
+    grid = " x ".join(map(str, ("N", *in_grid[0].extents)))
     return (f"a product over a grid of {grid}: tiles of consecutive tokens are as good as boxes",)

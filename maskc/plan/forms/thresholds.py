@@ -2,7 +2,7 @@
 
 Such a key is seen where its score passes the threshold of its row. A mask then is two that read no
 choice: the pairs it keeps if all candidates are chosen, and among them those it keeps if none is
-(`spared`). A kernel of its own finds the thresholds among the candidates before a pass begins.
+(`always_kept`). A kernel of its own finds the thresholds among the candidates before a pass begins.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from maskc.plan.ranges import row_ranges
 from maskc.plan.types import KernelPlan
 
 _REASON = (
-    "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
-    "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "
-    "all candidates"
+    "keys are chosen one by one: first a kernel finds each row's threshold, in passes over its "
+    "scores; then pairs in all tiles of candidates are compared with it; this report describes the "
+    "mask with all candidates"
 )
 
 
@@ -41,15 +41,19 @@ def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     Raises:
         SelectionNotCompiled: there are kernels for neither.
     """
-    found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
-    small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
+    by_name = {selection.name: (ir, selection) for ir in heads.masks for selection in ir.selections}
+    small = [
+        (ir, selection)
+        for ir, selection in by_name.values()
+        if selection.block < target.least_block
+    ]
     if not small or (Direction.forward, CHOOSE) not in family_of(target).schedules:
         return None
     ir, one = small[0]
     why = None
     if one.block > 1 or one.q_block > 1 or one.score is not Score.qk or one.at:
         return None  # an error says so where blocks are looked at
-    if len(found) > 1:
+    if len(by_name) > 1:
         why = "single keys together with another selection"
     elif one.share is not Share.head:
         why = "single keys that heads share"
@@ -80,7 +84,7 @@ def plan_by_threshold(
     heads: HeadGroups, one: Selection, problem: Problem, target: Target
 ) -> KernelPlan:
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
-    hull = next(each for each in heads.hulls if each.selection == one)
+    hull = next(hull for hull in heads.hulls if hull.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
     forward, *backward = (
         _with_thresholds(plan_tiles(hull.widest, problem, target, direction, ""), pairs)
@@ -93,8 +97,8 @@ def plan_by_threshold(
         replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks
     )
     chooser = replace(chooser, masks=masks, chosen=count)
-    reasons = (*forward.reasons, _REASON, f"those: {chooser.schedule.reason}")
-    return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
+    reasons = (*forward.reasons, _REASON, f"the kernel for thresholds: {chooser.schedule.reason}")
+    return replace(forward, reasons=reasons, chooser=chooser, alternatives=tuple(backward))
 
 
 def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
@@ -106,14 +110,16 @@ def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
 def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> KernelPlan:
     """Return the plan of the hulls with the always-kept pairs; intervals serve both or neither."""
     masks = []
-    for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
-        own = () if spared == E.NEVER else intervals(spared)
+    for mask, (lifted, always_kept) in zip(plan.masks, pairs, strict=True):
+        kept = () if always_kept == E.NEVER else intervals(always_kept)
         ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
-        beside = None if own is None or plan.distances else intervals(lifted.shape)
-        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=beside, spared=spared,
-                             spared_intervals=own if beside is not None else None))  # fmt: skip
+        alongside = None if kept is None or plan.distances else intervals(lifted.shape)
+        masks.append(replace(
+            mask, lifted=lifted, ranges=ranges, intervals=alongside, always_kept=always_kept,
+            always_kept_intervals=kept if alongside is not None else None,
+        ))  # fmt: skip
     if any(mask.intervals is None for mask in masks):
-        masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
+        masks = [replace(mask, intervals=None, always_kept_intervals=None) for mask in masks]
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
     if plan.direction is Direction.backward:
         family = family_of(plan.target)

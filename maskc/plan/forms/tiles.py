@@ -86,7 +86,7 @@ def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
     if not problem.names_tile or direction is Direction.backward:
         return ()
     return (
-        f"{asked_text(problem)} as asked for: the planner chose neither tile nor other sources",
+        f"{asked_text(problem)} as the caller set it: the planner chose no tile, no other sources",
     )
 
 
@@ -102,11 +102,13 @@ def _of_data(masks: tuple[PlannedMask, ...], along: int, run: int) -> DataInterv
     listed = any(decl.kind in LISTED for decl in ir.data)
     if listed or run >= CELL or any(mask.lifted.shape != shape for mask in masks):
         return None
-    found = data_intervals(shape, along)
+    of_data = data_intervals(shape, along)
     walks = {name for decl in ir.data if decl.kind is DataKind.tree for name in decl.arrays}
-    if found is None or any(walks.intersection(E.arrays(each)) for each in found.alike):
+    if of_data is None or any(
+        walks.intersection(E.arrays(condition)) for condition in of_data.alike
+    ):
         return None
-    return found
+    return of_data
 
 
 def check_rows(heads: HeadGroups, problem: Problem, target: Target) -> None:
@@ -115,7 +117,7 @@ def check_rows(heads: HeadGroups, problem: Problem, target: Target) -> None:
     Raises:
         HeadDimUnsupported: rows would be padded, which what chooses blocks cannot, or are too long.
     """
-    for block in (each.block for ir in heads.masks for each in ir.selections):
+    for block in (selection.block for ir in heads.masks for selection in ir.selections):
         if target.lacks_choice(problem, block):
             raise target.no_such_dims(problem, block)
 
@@ -127,8 +129,10 @@ def _check_blocks(heads: HeadGroups, target: Target) -> None:
         SelectionNotCompiled: blocks that are too small.
     """
     for ir in heads.masks:
-        for each in ir.selections:
-            if each.block < target.least_block:
-                found = "single keys" if each.block == 1 else f"blocks of {each.block} keys"
-                at = place_of(ir, each)
-                raise SelectionNotCompiled(target.name, found, target.least_block, at=at)
+        for selection in ir.selections:
+            if selection.block < target.least_block:
+                finding = (
+                    "single keys" if selection.block == 1 else f"blocks of {selection.block} keys"
+                )
+                at = place_of(ir, selection)
+                raise SelectionNotCompiled(target.name, finding, target.least_block, at=at)

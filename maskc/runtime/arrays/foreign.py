@@ -88,8 +88,8 @@ def numpy_dtype(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
     return np.dtype(name)
 
 
@@ -106,12 +106,12 @@ def foreign(x: Any, name: str) -> Foreign:
         NotAnArray: x has neither, or refuses to export itself.
     """
     try:
-        found = _guessed(x)
-        if found is None:
+        array = _guessed(x)
+        if array is None:
             place = _place(x, name)
-            found = _imported(x, place)
+            array = _imported(x, place)
             _PLACES[type(x)] = place
-        return found
+        return array
     except _REFUSALS as error:
         if isinstance(error, NotAnArray):
             raise
@@ -125,13 +125,13 @@ def _guessed(x: Any) -> Foreign | None:
     if place is None:
         return None
     try:
-        found = _imported(x, place)
+        array = _imported(x, place)
     except _REFUSALS:
         return None  # whether it is x that refuses, or the place, is asked in order
-    index = getattr(found.held, "device_id", -1)
+    index = getattr(array.held, "device_id", -1)
     if place[1] < 0:  # whatever device is current
-        return found
-    return found if (index < 0 if place == HOST else index == place[1]) else None
+        return array
+    return array if (index < 0 if place == HOST else index == place[1]) else None
 
 
 def _place(x: Any, name: str) -> Device:

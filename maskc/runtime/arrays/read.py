@@ -33,7 +33,7 @@ def read(
             return lib, kinds, places
         except RuntimeError:
             pass  # one of them has no memory: which, is said below
-    found: list[object] = []
+    shown_kinds: list[object] = []
     addresses: list[int] = []
     for number, x in enumerate(given):
         lib = LIBRARIES.get(type(x))
@@ -49,9 +49,9 @@ def read(
         given[number] = alone[0]
         if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(given[0])]:
             refuse_lost_gradient(given[0], names[number], x)
-        found.append(shown)
+        shown_kinds.append(shown)
         addresses.append(place)
-    return LIBRARIES[type(given[0])], tuple(found), tuple(addresses)
+    return LIBRARIES[type(given[0])], tuple(shown_kinds), tuple(addresses)
 
 
 def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:
@@ -65,11 +65,11 @@ def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any)
 
 def low_bits(places: tuple[int, ...]) -> int:
     """The addresses of all tensors of rows, joined by `or`."""
-    found = places[0] | places[1] | places[2]
-    return found | places[3] | places[4] if len(places) >= _BACKWARD else found
+    bits = places[0] | places[1] | places[2]
+    return bits | places[3] | places[4] if len(places) >= _BACKWARD else bits
 
 
 def all_pointers(names: tuple[str, ...], places: tuple[int, ...], **others: int) -> Pointers:
     """Addresses in the order of the argument block, 0 for those that are not named."""
-    found = _NO_POINTERS | dict(zip(names, places, strict=True)) | others
-    return tuple(found.values())
+    pointers = _NO_POINTERS | dict(zip(names, places, strict=True)) | others
+    return tuple(pointers.values())

@@ -26,7 +26,7 @@ from maskc.layout import Work
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import CudaKernel
-from maskc.runtime.launch.prepared import PreparedLaunch
+from maskc.runtime.launch.prepared import DEVICE_LISTS, PreparedLaunch
 
 DELTA = POINTERS.index("delta")
 """The index in a call's pointers of the workspace."""
@@ -148,33 +148,37 @@ class DataCall:
 class DeviceListedPlan(ABC):
     """One direction of one signature, whose lists of tiles the device makes."""
 
-    own: PreparedLaunch
+    main: PreparedLaunch
     """The pass itself. Its tables are what is known before the lists."""
     lists: CudaKernel
     """Makes the lists."""
 
     @property
     def size(self) -> int:
-        return self.own.size
+        return self.main.size
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (self.lists.name, *self.own.sources)
+        return (self.lists.name, *self.main.sources)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return (DEVICE_LISTS,) * len(self.sources)
 
     @property
     def kernel(self) -> object:
-        return self.own.kernel
+        return self.main.kernel
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        return self.own.outputs
+        return self.main.outputs
 
     def called(self, given: Any) -> DataCall:
         return DataCall(self, given)
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
         """Return the arguments of the pass; its lists are in the workspace."""
-        return self.own.place(library, q)
+        return self.main.place(library, q)
 
     @abstractmethod
     def enqueue(
@@ -231,11 +235,11 @@ def words_of_results(
     """
     places = (0, 1, 2, 4, 4) if backward else (0, 1)
     tensors = 3 if backward else 1
-    found = [
+    words = [
         prod(outputs[place].shape) * (itemsize if number < tensors else INT) // INT
         for number, place in enumerate(places)
     ]
-    return found + [0] * (count - len(found))
+    return words + [0] * (count - len(words))
 
 
 def unknown_work(items: int, shared: int = 0, parts: int = 1) -> Work:

@@ -8,7 +8,6 @@ see maskc/layout/tiles/document_tiles.py.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +34,7 @@ from maskc.layout.tiles.data_tiles import readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
 from maskc.runtime.device_lists.data_given import Reader
+from maskc.runtime.device_lists.lists_check import ListsCheck
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.making import Making
 from maskc.runtime.device_lists.reports import Reports
@@ -88,10 +88,10 @@ class DataLists:
         arguments as in SourceSelector.plan.
 
         Raises:
-            Unlisted: sequences are too long or too many, or lists must be checked.
+            Unlisted: sequences are too long or too many.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
+        if self._unit is None:
             raise Unlisted
         bundle, given = self._built.bundle, bound.given
         program, place = self._program(unit, wanted, bound, place)
@@ -143,13 +143,13 @@ class DataLists:
         key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads, reach)
         tables = self._tables.get(key)
         if tables is None:
-            own = replace(unit, work=None)
+            kept_unit = replace(unit, work=None)
             if self._by_documents:
-                own = replace(own, costs=(), by_documents=False)
+                kept_unit = replace(kept_unit, costs=(), by_documents=False)
             bundle = _without_data(self._built.bundle, reach)
-            tables = make_tables(bundle, own, sizes, params, {}, direction, True)
+            tables = make_tables(bundle, kept_unit, sizes, params, {}, direction, True)
             tables = replace(tables, work=unknown_work(0), adders=None)
-            tables = _of_heads(tables, bundle, own, sizes, params) if by_head else tables
+            tables = _of_heads(tables, bundle, kept_unit, sizes, params) if by_head else tables
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -177,17 +177,18 @@ class DataLists:
         tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
         plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = kernel.prepare(plan)
-        block = ATTENTION.from_buffer_copy(own.numbers)
+        prepared = kernel.prepare(plan)
+        block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "usual", frozenset(), index)
         make, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
-            replace(own, numbers=bytes(block)), lists, entries, making.state, (make,),
+            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,
+            ListsCheck(built.bundle, self._binder, making).compare,
         )  # fmt: skip
 
 
@@ -224,12 +225,12 @@ def _of_heads(
 ) -> Tables:
     """The tables with constants for every head, and where its lists begin."""
     of_head = list(bundle.head_variant or (0,) * sizes.heads_q)
-    own = replace(
+    of_heads = replace(
         bundle, variants=tuple(bundle.variants[number] for number in of_head),
         head_variant=tuple(range(len(of_head))),
     )  # fmt: skip
     alone = replace(unit, costs=(), distances=False)
-    words = make_tables(own, alone, sizes, params, {}, Direction.forward, False).parts
+    words = make_tables(of_heads, alone, sizes, params, {}, Direction.forward, False).parts
     lists = [
         (name, values[of_head] if name.endswith("_ptr") else values)
         for name, values in tables.parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -44,11 +45,6 @@ class Source(NamedTuple):
     """Cumulative lengths of a sequence."""
 
     @property
-    def element_bytes(self) -> int:
-        """The bytes of an element."""
-        return dict(CODES.values())[self.code]
-
-    @property
     def doubtful(self) -> bool:
         """Whether values may turn out to be wrong: lengths, and numbers of more than 32 bits."""
         return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)
@@ -66,6 +62,8 @@ class Given(NamedTuple):
     """The sources by the kernels' slots."""
     watched: Watched | None
     """The arrays that are watched; None where nobody can tell whether they change."""
+    checked: Asked | None = None
+    """The call, where its lists are compared with the host's."""
 
 
 class _Unreadable(Exception):
@@ -94,24 +92,25 @@ class Reader:
         if asked.empty:
             return None
         sizes, keywords, held = asked.sizes, asked.data, asked.held
-        found: dict[str, Source] = {}
+        by_name: dict[str, Source] = {}
         try:
             for decl in self._decls:
                 given = held if decl.held else keywords.get(decl.name)
                 sources = _READERS[decl.kind](_Call(asked.device, sizes, decl), given)
-                found |= zip(decl.arrays, sources, strict=True)
+                by_name |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
-        if held is not None and not self._inside(held, found, keywords, sizes):
+        if held is not None and not self._inside(held, by_name, keywords, sizes):
             return None
         watched = Watched.of(asked.data, asked.held)
-        return Given(tuple(found[name] for name in self._arrays), watched)
+        checked = asked if os.environ.get("MASKC_CHECK") == "1" else None
+        return Given(tuple(by_name[name] for name in self._arrays), watched, checked)
 
     def _inside(
-        self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
+        self, held: Held, sources: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
     ) -> bool:
         """Whether no formula reads a captured array outside; remembered for a few sizes."""
-        shapes = {name: found[name].shape[2:] for name, _, _ in held.tables if name in found}
+        shapes = {name: sources[name].shape[2:] for name, _, _ in held.tables if name in sources}
         key = (sizes.n_q, sizes.n_kv, *shapes.items())
         params = {name: x for name, x in keywords.items() if type(x) is int}
         if params or self._sound != key:
@@ -134,10 +133,10 @@ class _Call(NamedTuple):
         library = library_of(type(given))
         if library is None or type(given) is np.ndarray:
             raise _Unreadable
-        found = library.view(given, self.decl.name)
-        if found.device != self.device or found.dtype not in CODES:
+        view = library.view(given, self.decl.name)
+        if view.device != self.device or view.dtype not in CODES:
             raise _Unreadable
-        return found
+        return view
 
     def vector(self, given: Any, length: int, rule: int, *, tokens: bool = True) -> Source:
         """Return one value per token, [N] or [batch, N]; the last or the first `length` of them
@@ -189,15 +188,15 @@ def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
     pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
     if len(pair) != 2 or (type(pair[0]) is CuSeqlens) != (type(pair[1]) is CuSeqlens):
         raise _Unreadable
-    found = []
+    documents = []
     for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
         if type(one) is not CuSeqlens:
-            found.append(call.vector(one, length, AS_IS, tokens=shared))
+            documents.append(call.vector(one, length, AS_IS, tokens=shared))
         elif shared and not equal:
             raise _Unreadable
         else:
-            found.append(call.cumulative(one, length))
-    return (found[0], found[0]) if shared and equal else tuple(found)
+            documents.append(call.cumulative(one, length))
+    return (documents[0], documents[0]) if shared and equal else tuple(documents)
 
 
 def _flags(call: _Call, given: Any) -> tuple[Source, ...]:
@@ -259,23 +258,29 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     if not isinstance(given, Held):
         raise _Unreadable
     rank, sizes = call.decl.rank, call.sizes
-    if not any(own[:2] == (call.decl.name, rank) for own in given.tables):
+    if not any(table[:2] == (call.decl.name, rank) for table in given.tables):
         raise _Unreadable  # of more indices, which formulas read as two
     array = call.view(given.source_of(call.decl.name))
-    front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
+    front, entry_shape = (
+        array.shape[: len(array.shape) - rank],
+        array.shape[len(array.shape) - rank :],
+    )
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
     (batch, heads), steps = pair_of(front, rank, 1), pair_of(over, rank, 0)
     if rank == 1 and heads > 1:
         raise _Unreadable  # blocks of a vector are those of all heads
     wanted = (sizes.batch, sizes.heads_q)
-    if any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True)) or 0 in own:
+    if (
+        any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True))
+        or 0 in entry_shape
+    ):
         raise _Unreadable
     shape = tuple(1 if n == 1 else least for n, least in zip((batch, heads), wanted, strict=True))
     strides = tuple(step if n > 1 else 0 for n, step in zip(shape, steps, strict=True))
     code, _ = CODES[array.dtype]
     return (
         Source(
-            array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *own)[-2:]),
+            array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *entry_shape)[-2:]),
             _four(*strides, *(0, *inner)[-2:]),
         ),
     )  # fmt: skip

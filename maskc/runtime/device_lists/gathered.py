@@ -88,8 +88,8 @@ def room_for(
         ranking: of the call.
         params: a value for every parameter.
     """
-    beside = _most_beside(recipe, sizes, params)
-    room = max(1, min(wanted + beside, sizes.n_kv))
+    extra = _most_beside(recipe, sizes, params)
+    room = max(1, min(wanted + extra, sizes.n_kv))
     rows = ranking.lists * ranking.groups * sizes.n_q
     if "scores" in ranking.arrays:
         return Room(rows, room, min(rows, _ROWS_AT_ONCE), 0)
@@ -103,7 +103,7 @@ def _most_beside(recipe: Gather, sizes: Sizes, params: Mapping[str, int]) -> int
     """Keys that a query may see without having chosen them, at most."""
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv, "ti": np.arange(sizes.n_q)}
     total = np.zeros(sizes.n_q, np.int64)
-    for span in recipe.beside:
+    for span in recipe.alongside:
         guard, first, last = (evaluate(x, env) for x in (span.guard, span.first, span.last))
         length = np.minimum(last, sizes.n_kv) - np.maximum(first, 0)
         total += np.where(guard, np.maximum(length, 0), 0)
@@ -128,7 +128,7 @@ class GatherPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
+        return self.main.size + sum(len(chunk.numbers) for chunk in self.chunks)
 
     def enqueue(
         self, given: Ranking, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
@@ -144,7 +144,7 @@ class GatherPlan(DeviceListedPlan):
             self.lists.launch(chunk.steps, stream, Arguments(chunk.numbers, _OWN, made))
         sums = base + _INT * room.sums
         seen = (*pointers, *(0,) * len(LISTED_POINTERS), lists, counts, sums)
-        self.own.run(sent, seen, numbers, stream)
+        self.main.run(sent, seen, numbers, stream)
 
 
 # ------------------------------------------------------------------ plans
@@ -199,23 +199,23 @@ class Gatherer:
         room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = kernel.prepare(plan)
+        prepared = kernel.prepare(plan)
         dim = self._target.padded(bundle.problem).head_dim
-        own = replace(
-            own, numbers=_numbers(own.numbers, unit, sizes, ranking, room),
-            outputs=_with_space(own.outputs, wanted, sizes, room, dim),
+        prepared = replace(
+            prepared, numbers=_numbers(prepared.numbers, unit, sizes, ranking, room),
+            outputs=_with_space(prepared.outputs, wanted, sizes, room, dim),
             steps=kernel.steps(lambda launch, number: _blocks(unit, sizes, launch, number)),
         )  # fmt: skip
         block = _gathered(selection.k, self._unit, recipe, ranking, sizes, bound.params, room)
-        return GatherPlan(own, lists, tuple(_chunks(block, lists, sizes, room)), room)
+        return GatherPlan(prepared, lists, tuple(_chunks(block, lists, sizes, room)), room)
 
     def _chosen(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> SourceUnit:
         """The source with the fewest rows of padding."""
         heads = sizes.heads_q // max(1, sizes.heads_kv)
         units = self._bundle.choice(unit.target, wanted.direction)
 
-        def padded(each: SourceUnit) -> tuple[int, int]:
-            return -(-heads // each.tile.q) * each.tile.q, -each.tile.q
+        def padded(unit: SourceUnit) -> tuple[int, int]:
+            return -(-heads // unit.tile.q) * unit.tile.q, -unit.tile.q
 
         return min(units, key=padded)
 
@@ -293,10 +293,10 @@ def _chunks(
     block: ctypes.Structure, kernel: CudaKernel, sizes: Sizes, room: Room
 ) -> Iterator[Chunk]:
     """Launch by launch; scores that are kept are of one sequence."""
-    each = room.rows if room.pitch == 0 else sizes.n_q
-    for start in range(0, room.rows, max(1, each)):
-        for first in range(start, start + each, room.at_once):
-            block.first, block.rows = first, min(room.at_once, start + each - first)
+    chunk = room.rows if room.pitch == 0 else sizes.n_q
+    for start in range(0, room.rows, max(1, chunk)):
+        for first in range(start, start + chunk, room.at_once):
+            block.first, block.rows = first, min(room.at_once, start + chunk - first)
             rows = block.rows
 
             def blocks(launch: Launch, _: int, rows: int = rows) -> int:

@@ -97,9 +97,9 @@ def _indexer(
             raise DataShape(name, array.shape, wanted, at=name)
     step, most = ALIGNMENT // _size(q), max(way.dim for way in INDEXINGS)
     if _indexing(q) is None or dim % step or not 0 < heads <= MOST_HEADS:
-        found = f"{heads} heads of {dim} elements"
+        finding = f"{heads} heads of {dim} elements"
         limits = f"take 1 to {MOST_HEADS} heads, and a multiple of {step} up to {most} elements"
-        raise DataRange("index_q", found, limits, at="index_q")
+        raise DataRange("index_q", finding, limits, at="index_q")
     for name, array in (("index_q", q), ("index_k", k)):
         _check_rows(name, array)
     return Ranking(arrays, max(x.shape[0] for x in arrays.values()), 1, heads)
@@ -118,20 +118,24 @@ def _size(array: Array) -> int:
 
 
 def _given(device: Device, selection: Selection, data: Mapping[str, Any], sizes: Sizes) -> Ranking:
-    found = _view("scores", device, data, tuple(CODES))
-    shape = (1, 1, *found.shape)[-4:] if 2 <= len(found.shape) <= 4 else ()
-    own = (sizes.n_q, sizes.n_kv)
-    if shape[2:] != own or shape[0] not in (1, sizes.batch) or shape[1] not in (1, sizes.heads_q):
-        wanted = f"[{own[0]}, {own[1]}], with {sizes.heads_q} heads and then a batch of " \
+    view = _view("scores", device, data, tuple(CODES))
+    shape = (1, 1, *view.shape)[-4:] if 2 <= len(view.shape) <= 4 else ()
+    lengths = (sizes.n_q, sizes.n_kv)
+    if (
+        shape[2:] != lengths
+        or shape[0] not in (1, sizes.batch)
+        or shape[1] not in (1, sizes.heads_q)
+    ):
+        wanted = f"[{lengths[0]}, {lengths[1]}], with {sizes.heads_q} heads and then a batch of " \
                  f"{sizes.batch} in front or without"  # fmt: skip
-        raise DataShape("scores", found.shape, wanted, at="scores")
-    if 0 not in shape and shape[3] > 1 and found.strides[-1] != 1:
-        raise NotContiguous("scores", found.strides[-1], at="scores")
-    strides = (0, 0, *found.strides)[-4:]
+        raise DataShape("scores", view.shape, wanted, at="scores")
+    if 0 not in shape and shape[3] > 1 and view.strides[-1] != 1:
+        raise NotContiguous("scores", view.strides[-1], at="scores")
+    strides = (0, 0, *view.strides)[-4:]
     groups, heads = 1, shape[1]
     if shape[1] > 1 and selection.share is Share.group:
         groups, heads = sizes.heads_kv, sizes.heads_q // sizes.heads_kv
-    array = found._replace(shape=shape, strides=strides)
+    array = view._replace(shape=shape, strides=strides)
     return Ranking({"scores": array}, shape[0], groups, heads)
 
 
@@ -139,13 +143,13 @@ def _view(name: str, device: Device, data: Mapping[str, Any], dtypes: tuple[str,
     x = data.get(name)
     if x is None:
         raise DataMissing(name, SHAPES[name], at=name)
-    found = array_of(x, name)
-    if found.device != device:
-        where, there = (f"{kind}:{index}" for kind, index in (found.device, device))
+    array = array_of(x, name)
+    if array.device != device:
+        where, there = (f"{kind}:{index}" for kind, index in (array.device, device))
         raise WrongDevice(name, where, "this call", there, at=name)
-    if found.dtype not in dtypes:
-        raise DataType(name, found.dtype, " or ".join(dtypes), at=name)
-    return found
+    if array.dtype not in dtypes:
+        raise DataType(name, array.dtype, " or ".join(dtypes), at=name)
+    return array
 
 
 def _check_rows(name: str, array: Array) -> None:

@@ -8,11 +8,14 @@ are; inside CUDA graphs they are made at every replay.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from maskc.core import abi
 from maskc.core.abi import (
@@ -29,7 +32,14 @@ from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
 from maskc.runtime.arrays.known import Library, zeros
-from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
+from maskc.runtime.device_lists.call import (
+    INT,
+    KEPT,
+    KEPT_AT,
+    Asked,
+    DataCall,
+    DeviceListedPlan,
+)
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import Arguments, Step
@@ -108,6 +118,8 @@ _MOST_KEPT = 2
 _MOST_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
+Read = Callable[[int, int], np.ndarray | None]
+"""Copies int32 words at an address of the device; None where no kernel has run there."""
 Kept = dict[Watched, Lists]
 """Unused lists of one stream, by the data they were built from; the latest last."""
 
@@ -133,24 +145,29 @@ class ListsPlan(DeviceListedPlan):
     reports: Reports
     names: str
     """Names of the data, for messages."""
+    compare: Callable[[Asked, Mapping[str, int], Read], None]
+    """Compares lists with the host's, for a call that is checked; see `ListsCheck`."""
     kept: dict[int, Kept] = field(default_factory=dict, kw_only=True)
     """By stream."""
 
     @property
     def size(self) -> int:
-        return self.own.size + INT * self.entries * _MOST_KEPT
+        return self.main.size + INT * self.entries * _MOST_KEPT
 
     @cached_property
     def results(self) -> tuple[int, ...]:
         """Results that wrong data overwrite, among POINTERS."""
-        names = _WRITTEN[self.own.direction] if self.after else ()
+        names = _WRITTEN[self.main.direction] if self.after else ()
         return tuple(map(POINTERS.index, names))
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
         blank = (0,) * (MAX_ARRAYS - len(sources))
-        own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
-        return DataCall(self, own, given.watched)
+        arguments = (
+            (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank),
+            given.checked,
+        )  # fmt: skip
+        return DataCall(self, arguments, given.watched)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -159,13 +176,13 @@ class ListsPlan(DeviceListedPlan):
             DataRange: something was wrong with its data.
         """
         if self.reports.wrong():
-            found = (
+            finding = (
                 "in an earlier call, whose results are NaN, a value did not fit 32 bits, or "
                 "cumulative lengths did not ascend from 0 to the length at most, or a document had "
                 "more tokens than max_seqlen promised"
             )
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
-            raise DataRange(self.names, found, hint, at=self.names)
+            raise DataRange(self.names, finding, hint, at=self.names)
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Lists, int]:
         """Lists for a call alone, and the stream to launch on; see PreparedLaunch.place.
@@ -175,7 +192,7 @@ class ListsPlan(DeviceListedPlan):
         """
         if self.reports.words[0]:
             self.check()
-        sent, stream = self.own.place(library, q)
+        sent, stream = self.main.place(library, q)
         lists = self._taken(library, q, sent, stream, watched)
         lists.sent, lists.watched = lists.usual, watched
         return lists, stream
@@ -228,28 +245,31 @@ class ListsPlan(DeviceListedPlan):
         return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
 
     def enqueue(
-        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
+        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet; `given`: where arrays lie, and promised
-        lengths."""
+        """Enqueue everything that is not there yet; `given`: where arrays lie, promised lengths,
+        and the call where its lists are checked."""
         if lists.fresh or self.after:
             self._launch(given, lists, pointers, numbers, stream)
             lists.fresh = False
         else:
-            self.own.run(lists.sent, pointers, numbers, stream)
+            self.main.run(lists.sent, pointers, numbers, stream)
         kept = self.kept.get(stream) if lists.usual.lasting else None
         if kept is not None and lists.watched is not None:
             kept[lists.watched] = lists
 
     def _launch(
-        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
+        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists where that is still to be done, and run the pass.
 
         Results are spoilt where data are wrong, until the host has seen that those of lists that
         are kept are not.
+
+        Raises:
+            WrongDeviceLists, ListsNotRead: the lists of a call that is checked.
         """
         launch, reports = self.lists.launch, self.reports
         fresh, doubtful = lists.fresh, self.after and not lists.sound
@@ -258,7 +278,7 @@ class ListsPlan(DeviceListedPlan):
         if doubtful or fresh:
             if fresh and doubtful and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            sources, most = given
+            sources, most, _ = given
             results = [pointers[place] for place in self.results]
             lists.arguments.fill((
                 *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
@@ -267,6 +287,9 @@ class ListsPlan(DeviceListedPlan):
         if fresh:
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
-        self.own.run(lists.sent, pointers, numbers, stream)
+            if given[2] is not None:
+                places = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
+                self.compare(given[2], places, partial(self.lists.read, stream))
+        self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

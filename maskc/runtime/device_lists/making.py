@@ -114,8 +114,8 @@ class Making:
     def parts(self) -> int:
         """The most parts, and so items, of a row of packed heads; 0: one."""
         least, _ = self.part_bounds
-        found = min(MOST_PARTS, -(-self.kept // least)) if least else 0
-        return found if found > 1 else 0
+        parts = min(MOST_PARTS, -(-self.kept // least)) if least else 0
+        return parts if parts > 1 else 0
 
     @property
     def owner_heads(self) -> int:
@@ -196,6 +196,10 @@ class Making:
     def room(self) -> tuple[tuple[int, ...], int]:
         """(bytes to each part of the lists' memory, -1 for those that are not made; int32 entries
         in all)."""
+        return pack_parts(PARTS, self.counts(), 0)
+
+    def counts(self) -> dict[str, int]:
+        """int32 entries of the parts of the lists' memory that are made."""
         lists, (_, columns) = self.lists, self.tiles
         counts = {"counter": self.counters, "bounds": 4 * self.first_tiles[-1]}
         for name, source in zip(ARRAYS, self.given.sources, strict=False):
@@ -215,7 +219,7 @@ class Making:
             counts["verdict"] = 1
         if not self.placed:
             counts["work"] = (self.items + self.shared) * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, 0)
+        return counts
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """The argument block of the launch without its pointers.

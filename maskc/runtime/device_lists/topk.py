@@ -91,7 +91,7 @@ class TopKLists:
         dim = bundle.problem.head_dim
         launches = () if self._unit is None else self._unit.mode().launches
         room = max(launch.shared_bytes for launch in launches)
-        return tuple(Vote(each, sizes, given, dim, room) for each in bundle.selections)
+        return tuple(Vote(selection, sizes, given, dim, room) for selection in bundle.selections)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -114,14 +114,14 @@ class TopKLists:
         features = tables.features(wanted.features)
         kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)
+        prepared, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
-        names = [each.name for each in bundle.selections]
+        names = [selection.name for selection in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))
         *choices, make = choosing.steps(lists.steps(choosing.blocks))
         return SelectedPlan(
-            _with_arrays(own, choosing, order), lists, tuple(choices), (make,), choosing.numbers(),
-            room, classes, order,
+            _with_arrays(prepared, choosing, order), lists, tuple(choices), (make,),
+            choosing.numbers(), room, classes, order,
         )  # fmt: skip
 
     def _static(
@@ -136,11 +136,11 @@ class TopKLists:
         n, params, chosen = (sizes.n_q, sizes.n_kv), bound.params, bundle.selections
         codes = np.stack([tile_codes(v.keep, chosen, unit.tile, *n, params)
                           for v in bundle.variants])  # fmt: skip
-        classes = [allowed_classes(each, *n, params).ravel() for each in chosen]
+        classes = [allowed_classes(selection, *n, params).ravel() for selection in chosen]
         starts = np.cumsum([0, *map(len, classes)])
         if starts[-1] > _MOST_TILES:
             raise Unlisted
-        reads = [[i for i, each in enumerate(chosen) if each.name in arrays(variant.keep)]
+        reads = [[i for i, selection in enumerate(chosen) if selection.name in arrays(variant.keep)]
                  for variant in bundle.variants]  # fmt: skip
         cases, of_head = cases_of(bundle.head_variant, reads, votes, sizes.heads_q)
         lists = max(vote.batches for vote in votes)
@@ -156,10 +156,10 @@ class TopKLists:
         reach = () if self._unit is None else self._unit.reach
         if reached(reach, values, [params[name] for name, _ in bundle.params]) > INT32:
             raise Unlisted
-        own = constants(bundle, unit, told, values, _one)
+        words = constants(bundle, unit, told, values, _one)
         args = np.array([params[name] for name, _ in bundle.params], np.int32)
         parts = (
-            ("mask_args", own.words), ("head_variant", of_head),
+            ("mask_args", words.words), ("head_variant", of_head),
             ("row_ptr", cases), ("row_tiles", codes), ("col_ptr", args),
             ("col_tiles", np.concatenate(classes)), ("work", _rows_of(work)),
         )  # fmt: skip
@@ -168,7 +168,7 @@ class TopKLists:
             (place.strides["q"][:3], place.strides["k"][:3]), bundle.problem.head_dim, len(cases),
             hull.room, len(work.items), len(work.merges),
         )  # fmt: skip
-        tables = Tables(parts, (), len(cases) if lists > 1 else 0, {}, work, wide=own.wide)
+        tables = Tables(parts, (), len(cases) if lists > 1 else 0, {}, work, wide=words.wide)
         first = tuple(map(int, starts[:-1])) + (0,) * (3 - len(classes))
         return tables, choosing, first
 
@@ -223,27 +223,27 @@ def _given_on(
         None if a tensor is on another device, of another dtype or shape, or of an unknown library.
         The host then reads it, and reports mistakes.
     """
-    names = {name for each in selections for name in SCORING[each.score]}
+    names = {name for selection in selections for name in SCORING[selection.score]}
     if "index_k" in names:
         keywords = with_factors(keywords)
         names |= {FACTORS} & keywords.keys()
-    found = {name: _ranked(device, name, keywords.get(name), sizes) for name in sorted(names)}
-    if None in found.values():
+    views = {name: _ranked(device, name, keywords.get(name), sizes) for name in sorted(names)}
+    if None in views.values():
         return None
-    scores, index_q = found.get("scores"), found.get("index_q")
+    scores, index_q = views.get("scores"), views.get("index_q")
     whole = sizes.n_q, sizes.n_kv
-    for each in selections:
-        blocks = -(-sizes.n_q // each.q_block), -(-sizes.n_kv // each.block)
-        if each.score is not Score.given:
+    for selection in selections:
+        blocks = -(-sizes.n_q // selection.q_block), -(-sizes.n_kv // selection.block)
+        if selection.score is not Score.given:
             continue
         if scores is None or scores.array.shape[-2:] not in (whole, blocks):
             return None
-    index_k, index_w = found.get("index_k"), found.get("index_w")
+    index_k, index_w = views.get("index_k"), views.get("index_w")
     if index_q is not None and index_k is not None and index_w is not None:
         heads, _, dim = index_q.array.shape[1:]
         if index_w.array.shape[1] != heads or index_k.array.shape[2] != dim:
             return None
-    return tuple(found.get(name) for name in _NAMES)
+    return tuple(views.get(name) for name in _NAMES)
 
 
 def _ranked(device: Device, name: str, value: Any, sizes: Sizes) -> Ranked | None:

@@ -62,18 +62,20 @@ class TopKOnHost:
         checks.check_heads(of_qk[0][2], len(bundle.head_variant) or sizes.heads_q)
         data = asked.keywords_of_call
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
-        q, k = (_floats(*each, bundle.problem.dtype) for each in of_qk)
+        q, k = (_floats(*pair, bundle.problem.dtype) for pair in of_qk)
         arrays = binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
-        scores = [scores_of(each, data, q, k, arrays) for each in bundle.selections]
+        scores = [scores_of(selection, data, q, k, arrays) for selection in bundle.selections]
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
-            found: dict[str, Any] = {**arrays}
+            arrays_now: dict[str, Any] = {**arrays}
             with np.errstate(all="ignore"):
-                for each, ranked in zip(bundle.selections, scores, strict=True):
-                    found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
-            made = Bound(bound.params, found, object(), lasting=False)
-            known = Remembered(made, sum(array.nbytes for array in found.values()))
+                for selection, ranked in zip(bundle.selections, scores, strict=True):
+                    arrays_now[selection.name] = choose(
+                        selection, ranked, sizes, bound.params, arrays_now, rank()
+                    )
+            made = Bound(bound.params, arrays_now, object(), lasting=False)
+            known = Remembered(made, sum(array.nbytes for array in arrays_now.values()))
             with self._lock:
                 self._known.put(key, known)
         return known.bound
@@ -81,7 +83,7 @@ class TopKOnHost:
 
 def _digest(scores: Sequence[Scores]) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
-    arrays = {id(array): array for each in scores for array in each.content}
+    arrays = {id(array): array for scores_of_one in scores for array in scores_of_one.content}
     for array in arrays.values():
         digest.update(f"{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
@@ -93,6 +95,6 @@ def _floats(name: str, x: Any, view: Array, dtype: DType) -> np.ndarray:
     if view.device == HOST:
         return load(at(view.pointer, view.shape, view.strides, CODES[dtype]), dtype)
     if isinstance(x, Foreign):
-        found = f"{type(x.source).__name__} on a GPU, from which nothing can be chosen there yet"
-        raise NotAnArray(name, found, at=name)
+        finding = f"{type(x.source).__name__} on a GPU, from which nothing can be chosen there yet"
+        raise NotAnArray(name, finding, at=name)
     return floats(name, {name: x})

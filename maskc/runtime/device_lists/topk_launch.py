@@ -89,7 +89,7 @@ class SelectedPlan(DeviceListedPlan):
             *pointers, *OF_PASS(parts), of_head, mask_args, 0, 0,
             *arrays, *[0] * (len(_EACH) - len(arrays)),
         )  # fmt: skip
-        self.own.run(sent, seen, numbers, stream)
+        self.main.run(sent, seen, numbers, stream)
 
 
 def block_of(structure: type[ctypes.Structure], numbers: dict[str, object]) -> bytes:

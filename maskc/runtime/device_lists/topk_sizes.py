@@ -215,8 +215,8 @@ class Choosing:
             "bits_batch": batch, "bits_head": head, "n": (sizes.n_q, sizes.n_kv),
             "batch": sizes.batch, "heads_q": sizes.heads_q, "heads_kv": sizes.heads_kv,
             "rows": [v.rows for v in votes], "columns": [v.columns for v in votes], "words": row,
-            "turn": [v.turn for v in votes], "owners": [own[0] for own in owners],
-            "voters": [own[1] for own in owners], "copies": [own[2] for own in owners],
+            "turn": [v.turn for v in votes], "owners": [owner[0] for owner in owners],
+            "voters": [owner[1] for owner in owners], "copies": [owner[2] for owner in owners],
             "first_block": _starts([v.blocks for v in votes]),
             "first_join": _starts([sum(v.joined) for v in votes]), "state_words": self.state,
         })  # fmt: skip
@@ -250,8 +250,8 @@ class Choosing:
 
     def steps(self, made: tuple[Step, ...]) -> tuple[Step, ...]:
         """The launches with no more shared memory than these lengths need."""
-        own = max(shared_bytes(self.head_dim, vote.turn, vote.columns) for vote in self.votes)
-        return tuple(step._replace(shared=own) if step.shared else step for step in made)
+        shared = max(shared_bytes(self.head_dim, vote.turn, vote.columns) for vote in self.votes)
+        return tuple(step._replace(shared=shared) if step.shared else step for step in made)
 
 
 def _starts(counts: list[int]) -> list[int]:
@@ -272,13 +272,13 @@ def cases_of(
         int32 [cases, 2]: the mask, and the first head; int32 [heads]: the case of each.
     """
     known: dict[tuple[int, ...], int] = {}
-    found: list[tuple[int, int]] = []
+    cases: list[tuple[int, int]] = []
     of_head = np.zeros(heads, np.int32)
     for head in range(heads):
         variant = head_variant[head] if head_variant else 0
         owns = (head // votes[i].owners[2] if votes[i].owners[0] > 1 else 0 for i in reads[variant])
         case = known.setdefault((variant, *owns), len(known))
-        if case == len(found):
-            found.append((variant, head))
+        if case == len(cases):
+            cases.append((variant, head))
         of_head[head] = case
-    return np.array(found, np.int32), of_head
+    return np.array(cases, np.int32), of_head

@@ -22,18 +22,18 @@ Data = Mapping[str, Any]
 def _leaves(data: Data, held: Held | None) -> list[Any]:
     """Return the names, then the arrays and numbers of a caller; containers are identified by
     type."""
-    found: list[Any] = list(data)
+    leaves: list[Any] = list(data)
     for one in data.values():
         if type(one) in _NESTED:
-            _open(one, found)
+            _open(one, leaves)
         else:
-            found.append(one)
+            leaves.append(one)
     if held is not None:
-        found += held.sources
-    return found
+        leaves += held.sources
+    return leaves
 
 
-def _open(given: Any, found: list[Any]) -> None:
+def _open(given: Any, leaves: list[Any]) -> None:
     """Add what an object holds."""
     kind = type(given)
     if kind is CuSeqlens:
@@ -41,11 +41,11 @@ def _open(given: Any, found: list[Any]) -> None:
     elif kind in _NESTED:
         size, inside = len(given), given
     else:
-        found.append(given)
+        leaves.append(given)
         return
-    found += (kind, size)
+    leaves += (kind, size)
     for one in inside:
-        _open(one, found)
+        _open(one, leaves)
 
 
 class Watched:

@@ -58,8 +58,8 @@ def thread_count() -> int:
 @lru_cache(maxsize=16)
 def _wanted(text: str | None) -> int:
     """The positive number that a text begins with, or 0."""
-    found = _NUMBER.match(text or "")
-    return int(found[1]) if found else 0
+    number = _NUMBER.match(text or "")
+    return int(number[1]) if number else 0
 
 
 _NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
@@ -104,19 +104,19 @@ class CpuKernel(HostKernel):
         """See maskc.layout.best: the same columns."""
         rows, columns = scores.shape
         width, threads = min(k, columns), thread_count()
-        found = np.full((rows, width), NONE)
+        best = np.full((rows, width), NONE)
         if not width or not rows or self._select is None:
-            return found
+            return best
         scores = np.ascontiguousarray(scores, dtype=np.float32)
         live = np.ascontiguousarray(live, dtype=bool)
         ranks = np.empty(columns * threads, np.int32)
         kept = np.empty(2 * width * threads, np.uint64)
         _Threads.started = True
         self._select(
-            scores.ctypes.data, live.ctypes.data, rows, columns, width, found.ctypes.data,
+            scores.ctypes.data, live.ctypes.data, rows, columns, width, best.ctypes.data,
             ranks.ctypes.data, kept.ctypes.data, threads,
         )  # fmt: skip
-        return found
+        return best
 
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,

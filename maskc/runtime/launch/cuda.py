@@ -57,13 +57,13 @@ def device_arch(target: str, device: int) -> str:
     Raises:
         NoDevice: there is none, or it cannot run the target.
     """
-    found = gpus()
+    cards = gpus()
     device %= PAPER
-    if device >= len(found):
+    if device >= len(cards):
         raise NoDevice(target, f"there is none with index {device}", at="target")
     specific = target.endswith("a")
     needed = Target.named(target).capability
-    have = found[device].capability
+    have = cards[device].capability
     if specific and have != needed:
         raise NoDevice(target, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
     if have < needed:
@@ -235,6 +235,17 @@ class CudaKernel:
             fill_scale(memory.view, sent.template)
         sent.free[pointers] = memory
 
+    def read(self, stream: int, address: int, count: int) -> np.ndarray | None:
+        """Copy int32 words from the device, when everything before on the stream is done.
+
+        Returns:
+            None where launches are written down for later, as those of a CUDA graph are.
+        """
+        if self._driver.capturing(stream):
+            return None
+        words: np.ndarray | None = self._driver.read(stream, address, count)
+        return words
+
     def _filled(self, plan: PreparedLaunch, sent: Sent, pointers: Pointers) -> Memory:
         """Arguments of tensors that lie elsewhere than those of the latest calls."""
         free, memory = sent.free, None
@@ -275,20 +286,20 @@ class _Bindings:
         driver, check = self._driver, self._check
         with self._entered():
             module = check(driver.cuModuleLoadData(code))
-            found = {}
+            functions = {}
             for entry, size in shared.items():
                 function = check(driver.cuModuleGetFunction(module, entry.encode()))
                 if size > _FREE_SHARED:
                     attribute = driver.CUfunction_attribute(_SHARED)
                     check(driver.cuFuncSetAttribute(function, attribute, size))
-                found[entry] = function
-            return found
+                functions[entry] = function
+            return functions
 
     def host_words(self, count: int) -> int:
         """Address of words of the host, for good, that kernels reach under the same one."""
         with self._entered():
-            found = self._driver.cuMemHostAlloc(_WORD * count, _PORTABLE_MAPPED)
-            return int(self._check(found))
+            memory = self._driver.cuMemHostAlloc(_WORD * count, _PORTABLE_MAPPED)
+            return int(self._check(memory))
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
@@ -311,16 +322,24 @@ class _Bindings:
         status, mode = self._capturing(stream)
         return bool(mode) and not status
 
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        """Copy int32 words from the device; see CudaKernel.read."""
+        words = np.empty(count, np.int32)
+        with self._entered():
+            self._check(self._driver.cuStreamSynchronize(stream or None))
+            self._check(self._driver.cuMemcpyDtoH(words.ctypes.data, address, words.nbytes))
+        return words
+
     def usable(self, stream: int) -> int:
         """Multiprocessors that work of a stream may run on: a green context has some of them."""
-        driver, own = self._driver, 0
+        driver, context = self._driver, 0
         if stream > PER_THREAD and hasattr(driver, "cuStreamGetGreenCtx"):
-            status, own = driver.cuStreamGetGreenCtx(stream)
-            own = 0 if status else own  # an older driver knows none
-        if not int(own):
+            status, context = driver.cuStreamGetGreenCtx(stream)
+            context = 0 if status else context  # an older driver knows none
+        if not int(context):
             return self.multiprocessors()
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        return int(self._check(driver.cuGreenCtxGetDevResource(own, kind)).sm.smCount)
+        return int(self._check(driver.cuGreenCtxGetDevResource(context, kind)).sm.smCount)
 
     def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
         foreign = int(self._current()[1]) != self._context_id
@@ -362,11 +381,20 @@ class _CuPy:
         with cuda.Device(self._device):
             module = cuda.function.Module()
             module.load(code)
-            found = {entry: module.get_function(entry) for entry in shared}
+            functions = {entry: module.get_function(entry) for entry in shared}
             for entry, size in shared.items():
                 if size > _FREE_SHARED:
-                    cuda.driver.funcSetAttribute(found[entry].ptr, _SHARED, size)
-        return found
+                    cuda.driver.funcSetAttribute(functions[entry].ptr, _SHARED, size)
+        return functions
+
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        """Copy int32 words from the device; see CudaKernel.read."""
+        runtime, words = self._cupy.cuda.runtime, np.empty(count, np.int32)
+        with self._cupy.cuda.Device(self._device):
+            runtime.streamSynchronize(stream)
+            to_host = runtime.memcpyDeviceToHost
+            runtime.memcpy(words.ctypes.data, address, words.nbytes, to_host)
+        return words
 
     def usable(self, stream: int) -> int:
         return self.multiprocessors()  # CuPy knows of no green contexts

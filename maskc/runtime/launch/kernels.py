@@ -119,10 +119,10 @@ class Kernels:
             source, mode, _, _ = item[0]
             return source != self._target.name, mode != "usual"
 
-        found: dict[Features, BuildReport] = {}
+        reports: dict[Features, BuildReport] = {}
         for key, report in sorted(self._reports.items(), key=unusual):
-            found.setdefault(key[2], report)
-        return found
+            reports.setdefault(key[2], report)
+        return reports
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:

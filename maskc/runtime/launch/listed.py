@@ -112,22 +112,22 @@ class Moves:
     def numbers(self) -> bytes:
         """`struct Moved` without pointers."""
         block = MOVED()
-        for number, each in enumerate(self.moved):
-            unit = self._unit(each)
-            for name, tensor in (("source", each.source), ("to", each.to)):
+        for number, move in enumerate(self.moved):
+            unit = self._unit(move)
+            for name, tensor in (("source", move.source), ("to", move.to)):
                 steps = getattr(block, f"{name}_stride")
                 for axis, stride in enumerate(tensor.strides):
-                    steps[3 * number + axis] = stride * each.element // unit
-            block.tokens_batch[number] = 0 if self.shared[each.list] else each.listed
-            block.way[number], block.heads[number] = each.way, each.heads
-            block.rows[number], block.listed[number] = each.rows, each.listed
-            block.width[number], block.unit[number] = each.bytes // unit, unit
-            block.filling[number] = np.int32(np.uint32(each.filling))
+                    steps[3 * number + axis] = stride * move.element // unit
+            block.tokens_batch[number] = 0 if self.shared[move.list] else move.listed
+            block.way[number], block.heads[number] = move.way, move.heads
+            block.rows[number], block.listed[number] = move.rows, move.listed
+            block.width[number], block.unit[number] = move.bytes // unit, unit
+            block.filling[number] = np.int32(np.uint32(move.filling))
         block.batch, block.count = self.sizes.batch, len(self.moved)
         return bytes(block)
 
-    def _unit(self, each: Moved) -> int:
-        return max(each.element, gcd(self.unit, each.bytes))
+    def _unit(self, move: Moved) -> int:
+        return max(move.element, gcd(self.unit, move.bytes))
 
     def run(self, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
         """Move all, or enqueue that.
@@ -136,8 +136,8 @@ class Moves:
             tokens: addresses of the lists.
         """
         if self.kernel is None:
-            for each in self.moved:
-                self._on_host(each, tokens[each.list], pointers)
+            for move in self.moved:
+                self._on_host(move, tokens[move.list], pointers)
             return
         known = self.kept.get((pointers, tokens))
         if known is None:
@@ -149,45 +149,45 @@ class Moves:
     def _arguments(self, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
         rest = (0,) * (MOST_MOVED - len(self.moved))
         lists = [
-            *(each.source.at.of(pointers) for each in self.moved), *rest,
-            *(each.to.at.of(pointers) for each in self.moved), *rest,
-            *(tokens[each.list] for each in self.moved), *rest,
+            *(move.source.at.of(pointers) for move in self.moved), *rest,
+            *(move.to.at.of(pointers) for move in self.moved), *rest,
+            *(tokens[move.list] for move in self.moved), *rest,
         ]  # fmt: skip
         nothing = (0,) * (_POINTERS.size // 8 - len(lists))
         return Arguments(self.numbers, _POINTERS, (*lists, *nothing))
 
-    def _on_host(self, each: Moved, tokens: int, pointers: Pointers) -> None:
-        batch, width = self.sizes.batch, each.bytes // each.element
-        code = f"u{each.element}"
-        step = 0 if self.shared[each.list] else each.listed
-        lists = at(tokens, (batch, each.listed), (step, 1), "i4")
-        own = {
-            name: _view(tensor, pointers, (batch, each.heads), width, code, lists, each)
-            for name, tensor in (("source", each.source), ("to", each.to))
+    def _on_host(self, move: Moved, tokens: int, pointers: Pointers) -> None:
+        batch, width = self.sizes.batch, move.bytes // move.element
+        code = f"u{move.element}"
+        step = 0 if self.shared[move.list] else move.listed
+        lists = at(tokens, (batch, move.listed), (step, 1), "i4")
+        addresses = {
+            name: _view(tensor, pointers, (batch, move.heads), width, code, lists, move)
+            for name, tensor in (("source", move.source), ("to", move.to))
         }
-        filling = np.array(each.filling, "u4").astype(code)
+        filling = np.array(move.filling, "u4").astype(code)
         for sequence, tokens_of in enumerate(lists):
             there = np.flatnonzero(tokens_of >= 0)
-            named, to = tokens_of[there], own["to"][sequence]
-            if each.way == UNPACK:
-                to[:, named] = own["source"][sequence][:, there]
+            named, to = tokens_of[there], addresses["to"][sequence]
+            if move.way == UNPACK:
+                to[:, named] = addresses["source"][sequence][:, there]
                 continue
-            if each.way == HIDE:
-                to[...] = own["source"][sequence]
+            if move.way == HIDE:
+                to[...] = addresses["source"][sequence]
                 to[:, named] = filling
                 continue
             to[...] = filling
-            if each.source.at.pointer is not None:
-                to[:, there] = own["source"][sequence][:, named]
+            if move.source.at.pointer is not None:
+                to[:, there] = addresses["source"][sequence][:, named]
 
 
 def _view(
     tensor: Tensor, pointers: Pointers, outer: tuple[int, int], width: int, code: str,
-    lists: np.ndarray, each: Moved,
+    lists: np.ndarray, move: Moved,
 ) -> np.ndarray:  # fmt: skip
     """[batch, heads, rows, width] behind an address: as many rows as a move may touch."""
-    packed = tensor is (each.to if each.way == PACK else each.source) and each.way != HIDE
-    rows = each.rows if packed or each.way == HIDE else int(lists.max(initial=-1)) + 1
+    packed = tensor is (move.to if move.way == PACK else move.source) and move.way != HIDE
+    rows = move.rows if packed or move.way == HIDE else int(lists.max(initial=-1)) + 1
     return at(tensor.at.of(pointers), (*outer, rows, width), (*tensor.strides, 1), code)
 
 
@@ -221,7 +221,7 @@ class Flags(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        return tuple(None if each is None else each[1:] for each in self.sources)
+        return tuple(None if source is None else source[1:] for source in self.sources)
 
     @property
     def places(self) -> tuple[int, int]:
@@ -341,6 +341,10 @@ class ListedRowsPlan:
     def sources(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.plan.sources)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return tuple(layout for part in self.parts for layout in part.plan.layouts)
+
     def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
         """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place.
@@ -351,10 +355,10 @@ class ListedRowsPlan:
         making = self.making
         if making is not None and making.report.value:
             making.report.value = 0
-            found = (
+            place = (
                 "in an earlier call, whose results are NaN, more tokens were flagged than promised"
             )
-            raise DataRange(making.name, found, "raise at_most, or leave it out", at=making.name)
+            raise DataRange(making.name, place, "raise at_most, or leave it out", at=making.name)
         plans = [self.lists, *(part.plan for part in self.parts)]
         placed = [plan.place(library, q) for plan in plans]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
@@ -377,9 +381,9 @@ class ListedRowsPlan:
         making = self.making
         if making is not None and listing is not None:
             making.kernel.launch(making.before, stream, listing)
-        for step, (sent, own) in zip(self.steps, steps, strict=True):
+        for step, (sent, launched) in zip(self.steps, steps, strict=True):
             if isinstance(step, Part):
-                step.plan.run(sent, own, numbers, stream)
+                step.plan.run(sent, launched, numbers, stream)
             else:
                 step.run(tokens, pointers, stream)
         if making is not None and listing is not None:
@@ -400,12 +404,12 @@ class ListedRowsPlan:
             if not isinstance(step, Part):
                 steps.append((None, ()))
                 continue
-            own, sent = list(pointers), next(rest)
+            places, sent = list(pointers), next(rest)
             for place, address in step.instead:
-                own[place] = address.of(pointers)
+                places[place] = address.of(pointers)
             if listing is not None and step.reads is not None:
-                own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
-            steps.append((sent, tuple(own)))
+                places += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
+            steps.append((sent, tuple(places)))
         return _Filled(sents, tokens, tuple(steps), listing)
 
 
@@ -420,7 +424,7 @@ def lists_plan(
     lists: Sequence[np.ndarray],
 ) -> PreparedLaunch:  # fmt: skip
     """Plan the copy of two lists to a device, int32 [sequences or 1, most]."""
-    slots = tuple(Slot(each.reshape(len(each), 1, -1)) for each in lists)
+    slots = tuple(Slot(tokens.reshape(len(tokens), 1, -1)) for tokens in lists)
     tables = Tables((), slots, 0, {})
     nothing = (singles(0), singles(0))
     return PreparedLaunch(direction, kernel, device, {}, tables, bytes(ATTENTION()), nothing)

@@ -72,8 +72,8 @@ def _delta(
     rounded, exact = of_out.sum(axis=1), of_keys.sum(axis=1)
     most = _ROUNDING.get(dtype.name, 0.0) * np.abs(of_out).sum(axis=1)
     whole = np.abs(weights - 1) <= _WHOLE
-    found: np.ndarray = np.where(whole & (np.abs(exact - rounded) <= most), exact, rounded)
-    return found
+    delta: np.ndarray = np.where(whole & (np.abs(exact - rounded) <= most), exact, rounded)
+    return delta
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,11 @@ class _Pass:
 
     def keep(self, gradient: np.ndarray, into: np.ndarray) -> None:
         """Write a gradient, or add it to that of other keys."""
-        store(gradient + load(into, self.dtype) if self.block.joins else gradient, into, self.dtype)
+        store(
+            gradient + load(into, self.dtype) if self.block.accumulates else gradient,
+            into,
+            self.dtype,
+        )
 
     def heads(self) -> Iterator[tuple[int, int]]:
         yield from np.ndindex(self.block.batch, self.block.heads_q)
@@ -196,8 +200,10 @@ class _Pass:
             keys = block.array_head[behind] + block.array_batch[behind] * keys
         for name in {TOKEN_Q, TOKEN_K}.intersection(self.bundle.arrays):
             tokens = np.atleast_2d(self.tables.arrays[name])
-            own = tokens[batch if len(tokens) > 1 else 0]
-            queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
+            of_sequence = tokens[batch if len(tokens) > 1 else 0]
+            queries, keys = (
+                (of_sequence[queries], keys) if name == TOKEN_Q else (queries, of_sequence[keys])
+            )
         distance: np.ndarray = np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
         return distance
 
@@ -230,12 +236,12 @@ def _entmax(call: _Pass) -> None:
             here = (batch, head, tile.queries)
             keys = load(k[batch, kv, tile.keys], call.dtype)
             s = call.scores(tile, load(q[here], call.dtype), keys, head).s.astype(np.float64)
-            found = log_sum(s, a).astype(np.float32)
-            p = weigh(s, found, a)[0].astype(np.float32)
+            log_sums = log_sum(s, a).astype(np.float32)
+            p = weigh(s, log_sums, a)[0].astype(np.float32)
             total = p.sum(axis=1)
             mixed = _product(p, p != 0, load(v[batch, kv, tile.keys], call.dtype))
             store(mixed / np.where(total == 0, 1, total)[:, None], out[here], call.dtype)
-            lse[here] = np.where(total == 0, -np.inf, found)
+            lse[here] = np.where(total == 0, -np.inf, log_sums)
 
 
 def _forward(call: _Pass) -> None:
@@ -257,7 +263,7 @@ def _forward(call: _Pass) -> None:
                 total = total + np.exp(sinks[head] - base)
             mixed = _product(weights, tile.seen, load(v[batch, kv, tile.keys], call.dtype))
             here = (batch, head, tile.queries)
-            if call.block.joins:  # what other keys gave counts as one key more
+            if call.block.accumulates:  # what other keys gave counts as one key more
                 before = np.where(np.isneginf(lse[here]), base, lse[here])
                 logit = np.where(total == 0, before, np.maximum(base, before))
                 shrink, share = np.exp(base - logit), np.exp(lse[here] - logit)

@@ -29,6 +29,8 @@ _SCALE = ATTENTION.scale.offset
 _NUMBERS = _SCALE, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
+CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
+"""Origins of the tiles of a pass."""
 PER_THREAD = 2
 """The stream that CUDA understands as each thread's own: the last handle of a default stream."""
 
@@ -252,6 +254,14 @@ class PreparedLaunch:
         """Names of the kernels it runs, in order."""
         return () if self.kernel is None else (self.kernel.name,)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Origins of the tiles of each kernel, in order."""
+        if self.kernel is None:
+            return ()
+        has_lists = any(name in ("row_ptr", "col_ptr") for name, _ in self.tables.parts)
+        return (HOST_LISTS if has_lists else CLOSED_FORM,)
+
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
         """Return (all arguments of a launch except the tensors, the stream to launch on).
 
@@ -299,11 +309,11 @@ class PreparedLaunch:
             sent = next(iter(self.sent.values()), None)
         if sent is None:  # a copy that is itself part of the graph
             sent = self._send(library, q, key, False)
-        _, own = self.tables.counters
-        if own:
+        _, counters = self.tables.counters
+        if counters:
             counter, made = sent.counters(), None
             if counter is None:
-                made, counter = zeros(library, q, singles(own))
+                made, counter = zeros(library, q, singles(counters))
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = replace(sent, template=bytes(template), owner=(sent.owner, made), free={})
@@ -318,9 +328,9 @@ class PreparedLaunch:
         if copy is None:
             on_host = self.device[0] == "cpu"
             owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
-            spare, own = tables.counters
+            spare, words = tables.counters
             start = base + offsets.get("counter", 0)
-            free = iter([start + 4 * own * number for number in range(1, spare + 1)])
+            free = iter([start + 4 * words * number for number in range(1, spare + 1)])
             copy = (owner, base, lambda: next(free, None))
             if keep:
                 tables.copies[place] = copy

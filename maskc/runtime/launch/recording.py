@@ -120,8 +120,8 @@ class _Blanks:
         return x
 
     def view(self, x: Any, name: str) -> Array:
-        found: Array = x.array
-        return found
+        array: Array = x.array
+        return array
 
     def watch(self, x: Any) -> tuple[object, int] | None:
         return None  # lists from earlier data never serve again
@@ -220,11 +220,11 @@ class Recording:
 
     def places(self, block: bytes) -> tuple[Relocation, ...]:
         """All addresses on paper in an argument block."""
-        found = []
+        places = []
         words = np.frombuffer(block[: len(block) // 8 * 8], "<u8")
         for index in np.flatnonzero(np.isin(words >> np.uint64(_TAG), (_BUFFER, _TABLE))):
-            found.append(self.place(8 * int(index), int(words[index])))
-        return tuple(found)
+            places.append(self.place(8 * int(index), int(words[index])))
+        return tuple(places)
 
     def place(self, at: int, word: int) -> Relocation:
         """Return the buffer that a recorded address stands for."""
@@ -296,16 +296,19 @@ class PaperDriver:
     def capturing(self, stream: int) -> bool:
         return False
 
+    def read(self, stream: int, address: int, count: int) -> None:
+        """Nothing has run."""
+
     def encoder(self, target: str) -> Any:
         return _encode
 
     def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
-        found = _current()
+        recording = _current()
         block, *maps = memory.arguments()
-        places = found.places(block)
-        read = tuple(_read(found, chunk) for chunk in _chunks(maps[0] if maps else b""))
+        places = recording.places(block)
+        read = tuple(_read(recording, chunk) for chunk in _chunks(maps[0] if maps else b""))
         for function, blocks, threads, shared in steps:
-            found.steps.append(CudaStep(function, blocks, threads, shared, block, places, read))
+            recording.steps.append(CudaStep(function, blocks, threads, shared, block, places, read))
 
 
 def _encode(at: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> bytes:
@@ -320,10 +323,10 @@ def _chunks(maps: bytes) -> Iterator[bytes]:
     return (maps[start : start + 128] for start in range(0, len(maps), 128))
 
 
-def _read(found: Recording, encoded: bytes) -> RecordedMap:
+def _read(recording: Recording, encoded: bytes) -> RecordedMap:
     at, rank, kind, *rest = _MAP.unpack_from(encoded)
     dims, strides, box = rest[:rank], rest[5 : 4 + rank], rest[9 : 9 + rank]
-    return RecordedMap(found.place(0, at), tuple(dims), tuple(strides), tuple(box), kind)
+    return RecordedMap(recording.place(0, at), tuple(dims), tuple(strides), tuple(box), kind)
 
 
 class _Runs(Protocol):
@@ -345,8 +348,8 @@ class PaperKernel(HostKernel):
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        found = _current()
+        recording = _current()
         block = bytes(filled(sent, pointers, numbers))
         entry, threads = self._kernel.entry(plan.direction)
-        found.steps.append(HostStep(entry, threads, block, found.places(block)))
-        found.kept.append((plan, sent, self._kernel))
+        recording.steps.append(HostStep(entry, threads, block, recording.places(block)))
+        recording.kept.append((plan, sent, self._kernel))

@@ -57,6 +57,10 @@ class PartedPlan:
     def sources(self) -> tuple[str, ...]:
         return tuple(name for step in self.steps for name in step.plan.sources)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return tuple(layout for step in self.steps for layout in step.plan.layouts)
+
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
         """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place."""
@@ -65,9 +69,9 @@ class PartedPlan:
 
     def run(self, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
         pointers += (0,) * (len(POINTERS) - len(pointers))
-        for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
+        for (launch, shifts), there in zip(self.steps, sent.steps, strict=True):
             moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
-            own.run(there, moved, numbers, stream)
+            launch.run(there, moved, numbers, stream)
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:

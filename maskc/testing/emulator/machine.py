@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
+import numpy as np
+
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import InstalledGpu
 from maskc.core.dtypes import E4M3
@@ -82,7 +84,8 @@ def preprocessed(source: str, defined: list[str]) -> str:
     Args:
         defined: arguments that define macros.
     """
-    command = ["g++", FLAGS[0], "-E", "-P", *defined, "-x", "c++", "-"]
+    strict = "-Werror=undef"  # in `#if`, a macro that was renamed elsewhere would be 0
+    command = ["g++", FLAGS[0], "-E", "-P", strict, "-D__CUDA_ARCH__=0", *defined, "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode:
         raise Refused(done.stderr[:4000])
@@ -160,6 +163,9 @@ class Driver:
     def capturing(self, stream: int) -> bool:
         return False
 
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
+
     def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
         for (library, entry), blocks, threads, shared in steps:
             self.seed += 1
@@ -182,8 +188,8 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     def view(self, x: Any, name: str) -> Array:
         if x.device.type != "cpu":
             raise Fault(f"{name} lies on {x.device}: the emulator takes tensors of the CPU")
-        found: Array = super().view(x, name)
-        return found._replace(device=("cuda", 0))
+        array: Array = super().view(x, name)
+        return array._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
         return 0

@@ -27,10 +27,10 @@ def _folder() -> Path:
     Code is loaded from here. So the rules of the binary cache apply: a folder that others can write
     to is replaced by a temporary one.
     """
-    own = os.environ.get("MASKC_EMULATOR_DIR")
+    folder = os.environ.get("MASKC_EMULATOR_DIR")
     place = (
-        Path(own) / "maskc-emulator"
-        if own
+        Path(folder) / "maskc-emulator"
+        if folder
         else Path(tempfile.gettempdir()) / f"maskc-emulator-{os.geteuid()}"
     )
     try:

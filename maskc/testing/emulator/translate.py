@@ -39,48 +39,49 @@ def _places(values: list[str], count: int) -> str:
 
 
 def _box(call: str, first: int, more: str = "") -> Made:
-    def made(asm: Asm, _: re.Match[str]) -> str:
-        at = ", ".join(f"(int)({x})" for x in asm.ins[first:])
+    def made(asm: Asm, instruction: re.Match[str]) -> str:
+        dims = int(instruction[1])  # a hint for L2 may follow the coordinates
+        at = ", ".join(f"(int)({x})" for x in asm.ins[first : first + dims])
         return f"emu::{call}({', '.join(asm.ins[:first])}, {{{at}}}{more})"
 
     return made
 
 
-def _load_matrices(asm: Asm, found: re.Match[str]) -> str:
+def _load_matrices(asm: Asm, match: re.Match[str]) -> str:
     to = _places(asm.outs, 4)
-    return f"emu::matrices_load({{{to}}}, {asm.ins[0]}, {found[1]}, {_bool(found[2])})"
+    return f"emu::matrices_load({{{to}}}, {asm.ins[0]}, {match[1]}, {_bool(match[2])})"
 
 
-def _store_matrices(asm: Asm, found: re.Match[str]) -> str:
+def _store_matrices(asm: Asm, match: re.Match[str]) -> str:
     x = _words(asm.ins[1:], 4)
-    return f"emu::matrices_store({asm.ins[0]}, {{{x}}}, {found[1]}, {_bool(found[2])})"
+    return f"emu::matrices_store({asm.ins[0]}, {{{x}}}, {match[1]}, {_bool(match[2])})"
 
 
-def _mma(asm: Asm, found: re.Match[str]) -> str:
+def _mma(asm: Asm, match: re.Match[str]) -> str:
     a, b = _words(asm.ins[:4], 4), _words(asm.ins[4:6], 2)
-    return f"emu::mma({{{_places(asm.outs, 4)}}}, {{{a}}}, {{{b}}}, {_bool(found[1] == 'f16')})"
+    return f"emu::mma({{{_places(asm.outs, 4)}}}, {{{a}}}, {{{b}}}, {_bool(match[1] == 'f16')})"
 
 
-def _wgmma(asm: Asm, found: re.Match[str]) -> str:
+def _wgmma(asm: Asm, match: re.Match[str]) -> str:
     *a, b, add = asm.ins
-    if found[2] == "e4m3" and len(a) == 4:
-        d = f"&({asm.outs[0]}), {found[1]}"
+    if match[2] == "e4m3" and len(a) == 4:
+        d = f"&({asm.outs[0]}), {match[1]}"
         return f"emu::wgmma_byte_registers({d}, {{{_words(a, 4)}}}, {b}, {add})"
-    if found[2] == "e4m3":  # along columns, both
-        return f"emu::wgmma_bytes(&({asm.outs[0]}), {found[1]}, {a[0]}, {b}, {add})"
+    if match[2] == "e4m3":  # along columns, both
+        return f"emu::wgmma_bytes(&({asm.outs[0]}), {match[1]}, {a[0]}, {b}, {add})"
     flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
     if flags is None:
         raise Unknown(asm.text)
-    begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {found[1]}", _bool(flags[1] == "1")
-    rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(found[2] == 'f16')})"
+    begin, d, turned = "emu::wgmma", f"&({asm.outs[0]}), {match[1]}", _bool(flags[1] == "1")
+    rest = f"{b}, {add}, {turned}, {_bool(flags[2] == '1')}, {_bool(match[2] == 'f16')})"
     if len(a) == 4:
         return f"{begin}_registers({d}, {{{_words(a, 4)}}}, {rest}"
     return f"{begin}({d}, {a[0]}, {rest}"
 
 
-def _pack(asm: Asm, found: re.Match[str]) -> str:
+def _pack(asm: Asm, match: re.Match[str]) -> str:
     high, low = asm.ins
-    return f"{asm.outs[0]} = emu::pack({low}, {high}, {_bool(found[1] == 'f16')})"
+    return f"{asm.outs[0]} = emu::pack({low}, {high}, {_bool(match[1] == 'f16')})"
 
 
 # The first that matches; {o0}, {i0} are operands, {1} a group of the match.
@@ -96,9 +97,9 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"ld\.acquire\.gpu\.global\.b32", "{o0} = emu::poll({i0})"),
     (r"bar\.sync %0, %1", "emu::named_sync({i0}, {i1})"),
     (r"bar\.arrive %0, %1", "emu::named_arrive({i0}, {i1})"),
-    (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
-    (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
-    (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster", _box("load_tensor", 3)),
+    (r"cp\.async\.bulk\.tensor\.(\d)d\.global", _box("store_tensor", 2, ", false")),
+    (r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global", _box("store_tensor", 2, ", true")),
     (
         r"red\.global\.add\.v4\.f32",
         "atomicAdd({i0}, {i1}), atomicAdd({i0} + 1, {i2}), "
@@ -186,9 +187,9 @@ def translated(source: str, only: str = "") -> str:
 
 def _statements(source: str) -> str:
     pieces, at = [], 0
-    for found in _BEGIN.finditer(source):
-        end = _closing(source, found.end() - 1)
-        pieces += [source[at : found.start()], _statement(source[found.end() : end])]
+    for begin in _BEGIN.finditer(source):
+        end = _closing(source, begin.end() - 1)
+        pieces += [source[at : begin.start()], _statement(source[begin.end() : end])]
         at = end + 1
     return "".join([*pieces, source[at:]])
 
@@ -237,18 +238,18 @@ def _statement(inside: str) -> str:
     raise Unknown(text)
 
 
-def _filled(made: str, asm: Asm, found: re.Match[str]) -> str:
+def _filled(made: str, asm: Asm, match: re.Match[str]) -> str:
     named = {f"o{i}": f"({x})" for i, x in enumerate(asm.outs)}
     named |= {f"i{i}": f"({x})" for i, x in enumerate(asm.ins)}
-    return re.sub(r"\{(\w+)\}", lambda m: named.get(m[1]) or found[int(m[1])], made)
+    return re.sub(r"\{(\w+)\}", lambda m: named.get(m[1]) or match[int(m[1])], made)
 
 
 def _operands(text: str) -> list[str]:
-    found = []
+    operands = []
     for part in _split(text, ","):
         match = re.match(r'\s*"[^"]*"\s*\((.*)\)\s*$', part, re.DOTALL)
         if match:
-            found.append(match[1])
+            operands.append(match[1])
         elif part.strip() not in ("", '"memory"'):
             raise Unknown(f"operands {part.strip()}")
-    return found
+    return operands

@@ -54,7 +54,7 @@ struct Attention {
     i32 empty;  // work items without tiles, behind them
     i32 shared_items;  // rows to merge, or columns that several items share
     i32 list_batch;  // lists per sequence, 0 if all share one set
-    i32 joins;  // 1: add to the results of an earlier launch over other keys
+    i32 accumulates;  // 1: add to the results of an earlier launch over other keys
     float spacing;  // ALiBi distance between neighboring tokens
     float scale;  // factor of q . k
     float softcap;  // option of the call; read only WITH_SOFTCAP

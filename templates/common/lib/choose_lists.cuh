@@ -114,7 +114,7 @@ FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&scor
     const i32 many = quad_add((i32)alike);
     if (!found) return;
     if (x.reached == x.rank) {
-        settle(b, least, MANY);
+        finish_bracket(b, least, MANY);
     } else {
         b.low = b.high = least, b.inside = many, b.first = 0, b.last = n_kv - 1;
         forget(b);

@@ -215,7 +215,7 @@ FN void look_on(enum Pass pass, struct Bracket (&row)[2], const struct Spread (&
 // Whether the pairs inside fit a list.
 FN bool is_short(const struct Bracket &b) { return b.done || b.inside <= LISTED; }
 
-FN void settle(struct Bracket &b, float low, i32 end) {
+FN void finish_bracket(struct Bracket &b, float low, i32 end) {
     b.low = b.nans ? __int_as_float(0x7fffffff) : low, b.last = end, b.done = true;
     forget(b);
 }
@@ -240,7 +240,7 @@ FN void take_from_list(struct Bracket &b, const u32 *list) {
     }
     // The other three lanes hold 0
     found = (u32)quad_add((i32)found), key = (u32)quad_add((i32)key);
-    if (!b.done) settle(b, x.by_key ? b.low : number_of(x.best - found), (i32)key);
+    if (!b.done) finish_bracket(b, x.by_key ? b.low : number_of(x.best - found), (i32)key);
 }
 
 // Finds the bin with the wanted rank, the number of pairs in better bins, and in the bin. Each lane

@@ -36,12 +36,12 @@ FN float fast_reciprocal(float x) {
 
 // Returns x, but hides its origin from the compiler: values derived from the result are recomputed
 // where they are used, instead of being hoisted out of a loop into registers.
-FN i32 anew(i32 x) {
+FN i32 make_opaque(i32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-FN float anew_float(float x) {
+FN float make_opaque_float(float x) {
     asm volatile("" : "+f"(x));
     return x;
 }

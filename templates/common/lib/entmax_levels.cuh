@@ -30,8 +30,8 @@ FN float one_less_exp(float x) {
 template <Alpha ALPHA, bool KEEP>
 FN void add_row(RowScores &s, int r, float unit, float a, struct Search &sums) {
     // As long as no key was seen, all scores are -inf, and any level gives weights of 0.
-    // anew_float: values derived from the level must not occupy further registers.
-    const float met = anew_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
+    // make_opaque_float: values derived from the level must not occupy further registers.
+    const float met = make_opaque_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
     const float offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
     const float sharpness = LOG2E / a;
     float p = 0.0f, u = 0.0f, count = 0.0f;
@@ -156,7 +156,7 @@ constexpr i32 MOST_PASSES = 40;  // limit, in case rounding keeps a level from s
 // Applies the step that follows from the sums of a pass. Returns the pass that these rows need
 // next.
 FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
-    a = anew_float(a);  // values derived from it must not occupy registers
+    a = make_opaque_float(a);  // values derived from it must not occupy registers
     Pass next = DONE;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

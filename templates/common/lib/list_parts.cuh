@@ -10,7 +10,7 @@ struct Cut {
 // How to split a row; `wanted`: tiles that an item should have.
 FN struct Cut cut_of(const struct Lists &p, i32 count, i32 wanted) {
     i32 size = p.part_tiles[0];
-    while (size < p.part_tiles[1] && count >= 16 * size) size *= 2;
+    while (size < p.part_tiles[1] && count >= 32 * size) size *= 2;
     while (count > p.most_parts * size) size *= 2;
     if (count < 2 * size) return {0, count};
     i32 item = size;

@@ -4,9 +4,9 @@
 FN float plain_logit(const struct Attention &p, float score, i32 head, i32 batch, i32 q, i32 k) {
     score *= p.scale;
 #if WITH_SCORE
-    const float apart = steps_from(p, batch, q, k).at(0, 0);
+    const float q_minus_k = steps_from(p, batch, q, k).at(0, 0);
     q = query_token(p, batch, q), k = key_token(p, batch, k);
-    return score_logit(score, q, k, apart, head, batch, p);
+    return score_logit(score, q, k, q_minus_k, head, batch, p);
 #else
 #if SCORE_CAPS
     const float height = score_height(head, batch, p);

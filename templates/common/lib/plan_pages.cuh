@@ -18,7 +18,7 @@ FN i32 length_at(const void *from, i64 place, i32 code) {
 }
 
 FN i32 queries_of(const struct PageStep &p, i32 sequence) {
-    if (!p.lens_q) return p.each;
+    if (!p.lens_q) return p.sequence_queries;
     if (!p.cumulative) return length_at(p.lens_q, sequence * p.lens_q_step, p.lens_q_code);
     const i64 first = integer_at(p.lens_q, sequence * p.lens_q_step, p.lens_q_code);
     const i64 end = integer_at(p.lens_q, (sequence + 1) * p.lens_q_step, p.lens_q_code);

@@ -1,5 +1,5 @@
-// Products of cells where only some pairs are candidates; for gen/select_scores.cuh.j2. Needs: Cell
-// and heads_alike.
+// Products of cells where only some pairs are candidates; for select_scores.cuh.
+// Needs: Cell and heads_alike.
 
 // ---------------------------------------------------------------- products of some pairs
 

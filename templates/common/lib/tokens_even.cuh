@@ -1,5 +1,5 @@
 // The tokens that the rows of a launch stand for: all in order, or every s-th. Needs: Attention.
-// Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from, anew_steps,
+// Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from, make_opaque_steps,
 // query_token, key_token, all_queries, all_keys.
 
 // Query minus key, for the pair `down` queries and `across` keys after a first pair. The unit is
@@ -13,7 +13,7 @@ FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
 }
 // Keeps the compiler from computing all steps in advance, which would occupy registers.
 template <typename S>
-FN void anew_steps(S &x) { x.first = anew_float(x.first); }
+FN void make_opaque_steps(S &x) { x.first = make_opaque_float(x.first); }
 
 FN i32 all_queries(const struct Attention &p) { return p.queries; }
 FN i32 all_keys(const struct Attention &p) { return p.n_kv; }

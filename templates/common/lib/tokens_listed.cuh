@@ -25,7 +25,7 @@ FN struct Steps steps_from(const struct Attention &p, i32 batch, i32 query, i32 
             LISTED_QUERIES ? key - shift : query + shift};
 }
 template <typename S>
-FN void anew_steps(S &x) { x.row = anew(x.row); }
+FN void make_opaque_steps(S &x) { x.row = make_opaque(x.row); }
 
 FN i32 all_queries(const struct Attention &p) {
     return LISTED_QUERIES ? p.n_kv - (i32)p.array_row[PLACE] : p.queries;

@@ -11,7 +11,7 @@ FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
     return {(float)(query + shift - (FIRST_KEY + KEY_TOKENS * key))};
 }
 template <typename S>
-FN void anew_steps(S &x) { x.first = anew_float(x.first); }
+FN void make_opaque_steps(S &x) { x.first = make_opaque_float(x.first); }
 
 FN i32 all_queries(const struct Attention &p) { return p.queries; }
 FN i32 all_keys(const struct Attention &p) { return p.queries + (i32)p.array_row[PLACE]; }

@@ -145,7 +145,7 @@ FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backwa
     w.dslopes[row] = 0.0f;
     w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first, w.share + first)
                                : 0.0f;
-    if (p->joins || r.tiles.count) return;
+    if (p->accumulates || r.tiles.count) return;
     clear(b->q, at.queries * QK_LD);
     store_tile(p->dq, p->dq_stride, batch, head, at.q0, b->q, QK_LD, at.queries, HEAD_DIM, 1.0f);
 }
@@ -204,7 +204,7 @@ FN void formula_gradients(const struct Attention *p, struct Backward *b, struct 
 FN void store_gradient(const struct Attention *p, void *tensor, const i64 *stride, i32 batch,
                        i32 head, i32 token, const float *from, i32 ld, i32 rows, i32 columns,
                        float factor) {
-    if (p->joins) {
+    if (p->accumulates) {
         add_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);
     } else {
         store_tile(tensor, stride, batch, head, token, from, ld, rows, columns, factor);

@@ -204,7 +204,7 @@ static void forward_row(const struct Attention *p, struct Forward *f, i32 batch,
     start_rows(p, f, head);
     load_queries(p, f, place(p, ti, 0), batch, head);
     add_tiles(p, f, row);
-    if (p->joins) join_rows(p, f, place(p, ti, 0), batch, head);
+    if (p->accumulates) join_rows(p, f, place(p, ti, 0), batch, head);
     finish_rows(p, f, place(p, ti, 0), batch, head);
 }
 

@@ -3,7 +3,7 @@
 
 template <int WIDTH, int R>
 FN void store_strip(const struct Rows<WIDTH> &to, const float (&x)[R][4], i32 first_row,
-                    i32 first_column, float factor, bool joins) {
+                    i32 first_column, float factor, bool accumulates) {
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
@@ -12,6 +12,6 @@ FN void store_strip(const struct Rows<WIDTH> &to, const float (&x)[R][4], i32 fi
             const i32 column = first_column + 4 * thread_across() + c;
             if (row >= to.count || column >= WIDTH) continue;
             Element &at = to.first[row * to.stride + column];
-            at = stored(x[r][c] * factor + (joins ? number_of(at) : 0.0f));
+            at = stored(x[r][c] * factor + (accumulates ? number_of(at) : 0.0f));
         }
 }

@@ -8,8 +8,8 @@ FN void store_rows(const struct Attention &p, const struct Place &at, struct Row
     float known[ROWS];  // for masks in several parts: lse of earlier parts
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const bool joins = p.joins && first + r < p.n_q;
-        known[r] = joins ? row_of(p.lse, p.lse_stride, at.batch, at.head, first + r) : 0.0f;
+        const bool accumulates = p.accumulates && first + r < p.n_q;
+        known[r] = accumulates ? row_of(p.lse, p.lse_stride, at.batch, at.head, first + r) : 0.0f;
     }
     __syncwarp();  // all threads of a row have read what one of them will overwrite
     const struct Rows<HEAD_DIM_V> out =
@@ -19,7 +19,7 @@ FN void store_rows(const struct Attention &p, const struct Place &at, struct Row
         const i32 q = first + r;
         float factor = 1.0f, before = 0.0f;
         if (WITH_SINKS) join(rows, r, p.sink_logits[at.head], factor);
-        if (p.joins) before = join(rows, r, known[r], factor);
+        if (p.accumulates) before = join(rows, r, known[r], factor);
         if (q >= p.n_q) continue;
         // A row without keys has out 0 and lse -inf; so has a row whose sink has weight 0.
         const bool empty = rows.sum[r] == 0.0f;
@@ -36,7 +36,7 @@ FN void store_rows(const struct Attention &p, const struct Place &at, struct Row
                 if (column >= HEAD_DIM_V) continue;
                 Element &to = out.first[q * out.stride + column];
                 float x = empty ? 0.0f : o[i][r][c] * scale;
-                if (p.joins && !empty) x += number_of(to) * share;
+                if (p.accumulates && !empty) x += number_of(to) * share;
                 to = stored(x);
             }
     }

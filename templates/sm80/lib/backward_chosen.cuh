@@ -16,7 +16,7 @@ FN void keep_chosen(u32 &seen, const float (&s)[COUNT][GROUPS][4], const struct 
                     struct Place at, i32 q, i32 k) {
     const int2 *const thresholds = thresholds_in(p, at);
     u32 kept = 0;
-#if HAS_SPARED
+#if HAS_ALWAYS_KEPT
     const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll 1
     // In a separate loop: formulas need the registers of the scores
@@ -26,7 +26,8 @@ FN void keep_chosen(u32 &seen, const float (&s)[COUNT][GROUPS][4], const struct 
         for (int r = 0; r < 2 * COUNT; r++) {
             const i32 query = min_i32(q + (KEY_ROWS ? across : 8 * r), p.n_q - 1);
             const i32 key = min_i32(k + (KEY_ROWS ? 8 * r : across), p.n_kv - 1);
-            kept |= (u32)(spared(mask, query, key, p.n_q, p.n_kv) != 0) << (r * 2 * GROUPS + i);
+            kept |= (u32)(always_kept(mask, query, key, p.n_q, p.n_kv) != 0)
+                << (r * 2 * GROUPS + i);
         }
     }
 #endif

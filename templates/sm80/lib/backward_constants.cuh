@@ -38,7 +38,7 @@ constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM;        // of dq
 
 #if WIDE
 static_assert(TILE_Q == TILE_K && FRAGMENTS == 1 && STEP_Q == 16 && HEAD_DIM % 128 == 0,
-              "halves are made of 16 x 16 fragments, and begin where places are traded anew");
+              "halves are made of 16 x 16 fragments, and begin where places are exchanged again");
 #else
 static_assert(TILE_K % (16 * WARPS) == 0 && TILE_Q % STEP_Q == 0 && STEP_Q % 16 == 0
                   && HEAD_DIM % 32 == 0,

@@ -185,10 +185,10 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     const i32 own = threadIdx.x / 32 * 16 * FRAGMENTS;
     if (KEYS)
         store_rows(dk, shared.k + own * PITCH, p.dk, p.dk_stride, column.keys, first_k + own,
-                   p.n_kv, p.scale, p.joins);
+                   p.n_kv, p.scale, p.accumulates);
     if (VALUES)
         store_rows<PIECES_V>(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys,
-                             first_k + own, p.n_kv, kept_scale(p), p.joins);
+                             first_k + own, p.n_kv, kept_scale(p), p.accumulates);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)

@@ -153,7 +153,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
         }
         if (first)
             store_rows(dq, shared.q + fragment * 16 * PITCH, p.dq, p.dq_stride, line.at,
-                       line.tile * TILE_Q + 16 * fragment, p.n_q, p.scale, p.joins);
+                       line.tile * TILE_Q + 16 * fragment, p.n_q, p.scale, p.accumulates);
         if (!HEAD_GRADIENT) return;
         total = block_sum<THREADS>(total);
         if (threadIdx.x == 0) w.sums[row * TILE_Q + SLOPE_SUM] = total * p.spacing;

@@ -163,7 +163,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p) {
         const float high = tile[dq_place(r / 16, column, owner, e + 1)];
         u32 *const place = (u32 *)(to + 2 * (q * p.dq_stride[2] + 8 * column)) + lane;
         float2 sum = make_float2(low * p.scale, high * p.scale);
-        if (p.joins) {
+        if (p.accumulates) {
             const float2 there = unpack(*place);
             sum.x += there.x, sum.y += there.y;
         }

@@ -9,7 +9,7 @@ FN void store_rows(const float (&x)[COUNT][OWN_GROUPS][4], unsigned char *tile, 
 FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile, void *tensor,
 #endif
                    const i64 (&stride)[3], struct Place at, i32 first, i32 tokens, float factor,
-                   bool joins) {
+                   bool accumulates) {
     const i32 lane = threadIdx.x % 32;
     unsigned char *const rows = head_rows(tensor, stride, at.batch, at.head);
     __syncwarp();
@@ -27,7 +27,7 @@ FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile
             for (int n = 0; n < HEAD_DIM / 8; n++) {
                 float2 sum = make_float2(x[m][n][2 * r] * factor, x[m][n][2 * r + 1] * factor);
 #endif
-                if (joins && token < tokens && (!PADDED || n < PIECES)) {
+                if (accumulates && token < tokens && (!PADDED || n < PIECES)) {
                     const u32 *const there = (const u32 *)(rows + token * stride[2] * 2);
                     const float2 before = unpack(there[4 * n + lane % 4]);
                     sum.x += before.x, sum.y += before.y;

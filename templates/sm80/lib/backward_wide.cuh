@@ -249,16 +249,18 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
     __syncthreads();
     unsigned char *const to = shared.own + row * PITCH;
     if constexpr (WANTED == OF_KEYS)
-        store_rows(x, to, p.dk, p.dk_stride, w.keys, first_own + row, p.n_kv, p.scale, p.joins);
+        store_rows(x, to, p.dk, p.dk_stride, w.keys, first_own + row, p.n_kv, p.scale,
+                   p.accumulates);
     if constexpr (WANTED == OF_VALUES) {
         store_rows<PIECES_V>(x, to, p.dv, p.dv_stride, w.keys, first_own + row, p.n_kv,
-                             kept_scale(p), p.joins);
+                             kept_scale(p), p.accumulates);
     }
     if constexpr (!KEY_ROWS) {
         const struct Place at = {w.keys.batch, w.turn.head};
         const i64 line = ((i64)at.batch * p.heads_q + at.head) * p.tile_rows + w.tile;
         if constexpr (WANTED == OF_QUERIES) {
-            store_rows(x, to, p.dq, p.dq_stride, at, first_own + row, p.n_q, p.scale, p.joins);
+            store_rows(x, to, p.dq, p.dq_stride, at, first_own + row, p.n_q, p.scale,
+                       p.accumulates);
             if (!HEAD_GRADIENT) return;
             total = block_sum<THREADS>(own_half() ? 0.0f : total);  // both halves computed it
             if (threadIdx.x == 0)

@@ -4,8 +4,8 @@ constexpr int UNROLL = 4;  // columns of a partial tile tested per loop iteratio
 
 constexpr int THREADS = 32 * WARPS;
 #if WIDE
-#ifndef PACKED_HEADS
-#define PACKED_HEADS 0  // pack_gqa: query heads that share keys are consecutive rows of tiles
+#ifndef PACK_GQA
+#define PACK_GQA 0  // pack_gqa: query heads that share keys are consecutive rows of tiles
 #endif
 // Two warps share rows: each multiplies one half of the head dimension of q and k, and has one half
 // of the columns of out.
@@ -24,7 +24,7 @@ constexpr int COPY_ROWS = THREADS / SPAN;         // rows that all threads copy 
 
 #if WIDE
 static_assert(FRAGMENTS == 1 && TILE_K % 16 == 0 && HEAD_DIM % 64 == 0 && HEAD_DIM_V % 128 == 0,
-              "halves are made of 16 x 16 fragments, and begin where places are traded anew");
+              "halves are made of 16 x 16 fragments, and begin where places are exchanged again");
 #else
 static_assert(TILE_Q % (16 * WARPS) == 0 && TILE_K % 16 == 0 && HEAD_DIM % 32 == 0,
               "tiles are made of 16 x 16 fragments");

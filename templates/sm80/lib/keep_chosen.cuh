@@ -14,13 +14,13 @@ FN void keep_chosen(struct Seen &seen, const Scores &s, const struct Attention *
         const int2 there = __ldg(rows + row);
         const struct Threshold threshold = threshold_from(__int_as_float(there.x), there.y);
         const bool any = threshold.low != threshold.low;
-#if HAS_SPARED
+#if HAS_ALWAYS_KEPT
         u32 kept = 0;
 #pragma unroll 1
         // In a separate loop: formulas need the registers of the scores
         for (int i = 0; i < TILE_K / 4; i++) {
             const i32 column = min_i32(k + i / 2 * 8 + i % 2, p->n_kv - 1);
-            kept |= (u32)(spared(block.mask, row, column, p->n_q, p->n_kv) != 0) << i;
+            kept |= (u32)(always_kept(block.mask, row, column, p->n_q, p->n_kv) != 0) << i;
         }
 #else
         u32 kept = 0;

@@ -10,11 +10,11 @@ FN u32 place(u32 row, u32 chunk) {
 // ldmatrix address of a lane for the first 16 x 16 block of a tile: its rows in order (operand A,
 // or B transposed), or two halves of eight rows (operand B).
 FN u32 lane_in_rows() {
-    const u32 lane = anew(threadIdx.x) % 32;
+    const u32 lane = make_opaque(threadIdx.x) % 32;
     return place(lane % 16, lane / 16);
 }
 FN u32 lane_in_halves() {
-    const u32 lane = anew(threadIdx.x) % 32;
+    const u32 lane = make_opaque(threadIdx.x) % 32;
     return place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 // The address of the block `down` blocks below and `right` blocks to the right.

@@ -49,20 +49,20 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
 // The pair of a score. Unused members cost nothing.
 struct Pair {
     i32 query, key, head, batch;
-    float apart;  // query minus key: tokens, or positions for the slope of a head
+    float q_minus_k;  // query minus key: tokens, or positions for the slope of a head
 };
 
 // The logit of a score, up to the factor `unit`, which the exponential applies.
 FN float to_logit(float x, const struct Attention &p, const struct Logit &logit,
                   const struct Pair &pair) {
 #if WITH_SCORE
-    return score_logit(x * p.scale, pair.query, pair.key, pair.apart, pair.head, pair.batch, p);
+    return score_logit(x * p.scale, pair.query, pair.key, pair.q_minus_k, pair.head, pair.batch, p);
 #else
     // tanh with one exponential; tanh.approx is too coarse for logits.
     if (SCORE_CAPS) x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
     if (HEAD_GRADIENT)
         x = x * (SCORE_CAPS ? score_height(pair.head, pair.batch, p) : p.scale)
-            - logit.slope * fabsf(pair.apart);
+            - logit.slope * fabsf(pair.q_minus_k);
     return x;
 #endif
 }
@@ -81,13 +81,13 @@ FN float logit_slope(float score, float x, const struct Attention &p, const stru
                      const struct Pair &pair, bool counts) {
 #if WITH_SCORE
     if (!SCORE_BENDS) return 1.0f;
-    return counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart, pair.head,
+    return counts ? score_slope(score * p.scale, pair.query, pair.key, pair.q_minus_k, pair.head,
                                 pair.batch, p)
                   : 0.0f;
 #else
     if (!SCORE_CAPS) return 1.0f;
     if (HEAD_GRADIENT)
-        x = (x + logit.slope * fabsf(pair.apart))
+        x = (x + logit.slope * fabsf(pair.q_minus_k))
             * fast_reciprocal(score_height(pair.head, pair.batch, p));
     return fmaxf(1.0f - x * x, 0.0f);
 #endif

@@ -6,7 +6,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #if SCORED
     const struct Work work = block.work;
     const struct Logit logit = block.logit;
-    const i32 thread = anew(threadIdx.x), lane_k = first_k + thread % 4 * 2;
+    const i32 thread = make_opaque(threadIdx.x), lane_k = first_k + thread % 4 * 2;
     const i32 first_q = warp_query(work, thread / 32) + thread % 32 / 4;
     const struct Steps steps = steps_from(*p, work.batch, first_q, lane_k);
 #pragma unroll

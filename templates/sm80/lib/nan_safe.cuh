@@ -18,13 +18,13 @@ FN float not_finite(u32 bits) {
 FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
     bool found = false;
 #pragma unroll 1
-    for (i32 i = anew(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
+    for (i32 i = make_opaque(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
         const uint4 x = ((const uint4 *)v_tile)[i];
         found |= only_finite(x.x) != x.x || only_finite(x.y) != x.y || only_finite(x.z) != x.z
             || only_finite(x.w) != x.w;
     }
     if (!__syncthreads_or(found)) return;
-    const i32 lane = anew(threadIdx.x) % 32;
+    const i32 lane = make_opaque(threadIdx.x) % 32;
 #pragma unroll 1
     for (i32 i = 0; i < TILE_K; i++) {
         u32 sees[ROWS / 2];  // bits 0 and 16, from the quad's lane with the key's column
@@ -51,7 +51,7 @@ FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (i32 i = anew(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
+    for (i32 i = make_opaque(threadIdx.x); i < TILE_K * CHUNKS; i += THREADS) {
         uint4 &x = ((uint4 *)v_tile)[i];
         x = {only_finite(x.x), only_finite(x.y), only_finite(x.z), only_finite(x.w)};
     }

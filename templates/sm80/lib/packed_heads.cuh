@@ -2,12 +2,12 @@
 // softmax.cuh. Gives: sink_of, store_part, merge_row.
 
 FN float sink_of(const struct Attention *p, i32 head, i32 row) {
-    if (!PACKED_HEADS) return p->sink_logits[head];
+    if (!PACK_GQA) return p->sink_logits[head];
     const i32 packed = p->n_q / p->queries;
     return p->sink_logits[head * packed + min_i32(row, p->n_q - 1) / p->queries];
 }
 
-#if PACKED_HEADS
+#if PACK_GQA
 // A block's partial result for a tile of rows: out before the division, tops, sums.
 constexpr int PART_FLOATS = TILE_Q * (HEAD_DIM_V + 2);
 FN float *part_of(const struct Attention *p, const struct Work &work, i32 part) {

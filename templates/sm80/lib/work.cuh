@@ -13,7 +13,7 @@ struct Work {
 #if WIDE
 // The query at a row of a tile.
 FN i32 mask_row(const struct Attention &p, i32 row) {
-    return min_i32(PACKED_HEADS ? (u32)row % (u32)p.queries : row, p.queries - 1);
+    return min_i32(PACK_GQA ? (u32)row % (u32)p.queries : row, p.queries - 1);
 }
 #else
 #include "common/lib/plain_rows.cuh"
@@ -24,7 +24,7 @@ FN i32 mask_row(const struct Attention &p, i32 row) {
 // so 32 bits suffice.
 FN struct Work work_of(const struct Attention *p, u32 index) {
 #if WIDE
-    if (PACKED_HEADS) {  // blocks with the same keys are adjacent
+    if (PACK_GQA) {  // blocks with the same keys are adjacent
         const u32 rows = (p->n_q + TILE_Q - 1) / TILE_Q, heads = p->batch * p->heads_q;
         const u32 parts = gridDim.x / (rows * heads), head = index / (rows * parts);
         return {(i32)(index % rows), (i32)(head % p->heads_q), (i32)(head / p->heads_q),
@@ -56,8 +56,8 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.mask = load_mask(p, work.batch, work.head);
 #if WIDE
     block.list =
-        row_tiles(p, block.mask, work.batch, work.head, PACKED_HEADS ? 0 : work.row);
-    if (PACKED_HEADS) {
+        row_tiles(p, block.mask, work.batch, work.head, PACK_GQA ? 0 : work.row);
+    if (PACK_GQA) {
         const i64 count = block.list.count;
         const i32 first = count * work.part / work.parts;
         block.list.count = (i32)(count * (work.part + 1) / work.parts) - first;
@@ -87,4 +87,4 @@ FN i32 warp_query(struct Work work, i32 warp) {
 FN i32 lane_query(struct Work work) {
     return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
-FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }
+FN i32 lane_key(i32 first) { return first + make_opaque(threadIdx.x) % 4 * 2; }

@@ -42,15 +42,15 @@ FN void pass_turns_on(struct Shared &shared) {
 #pragma unroll 1
     for (Ring<1> added;; added.next()) {
 #if STAGED
-        wait_asleep(shared.dq_added, added.turn());
+        wait_asleep(shared.dq_added, added.phase());
 #else
         for (i32 group = 0; group < GROUPS; group++)
-            wait_asleep(shared.dq_full[group], added.turn());
+            wait_asleep(shared.dq_full[group], added.phase());
 #endif
-        i32 *const turn = shared.dq_counter;
+        i32 *const semaphore = shared.dq_counter;
         arrive(shared.dq_seen);
-        if (!turn) break;
-        tell(turn);
+        if (!semaphore) break;
+        tell(semaphore);
     }
 }
 #endif
@@ -68,7 +68,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
         i32 row;
 #pragma unroll
         for (i32 group = 0; group < GROUPS; group++) {
-            wait_asleep(shared.dq_full[group], staged.turn());
+            wait_asleep(shared.dq_full[group], staged.phase());
             row = shared.dq_turn.sum;
             if (row < 0) continue;
 #if DETERMINISTIC
@@ -99,7 +99,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
         }
 #if DETERMINISTIC
         stores_done<0>();
-        wait_asleep(shared.dq_seen, staged.turn() ^ 1);
+        wait_asleep(shared.dq_seen, staged.phase() ^ 1);
         shared.dq_counter = row < 0 ? nullptr : control_of(p, row, TURN);
         arrive(shared.dq_added);
 #endif
@@ -113,15 +113,15 @@ FN void await_turns(struct Shared &shared, const struct Attention &p) {
     Ring<STAGES> stage;
 #pragma unroll 1
     for (Ring<1> given;; given.next(), stage.next()) {
-        wait_asleep(shared.q_full[stage.at()], stage.turn());
+        wait_asleep(shared.q_full[stage.at()], stage.phase());
         const struct Turn next = shared.turn[stage.at()];
-        i32 *const turn = next.sum < 0 ? nullptr : control_of(p, next.sum, TURN);
-        if (turn) wait_until(turn, rank_in(next));
-        if (turn && held(next)) arrive(shared.column_settled);
-        wait_asleep(shared.dq_seen, given.turn() ^ 1);
-        shared.dq_counter = turn;
+        i32 *const semaphore = next.sum < 0 ? nullptr : control_of(p, next.sum, TURN);
+        if (semaphore) wait_until(semaphore, rank_in(next));
+        if (semaphore && held(next)) arrive(shared.column_settled);
+        wait_asleep(shared.dq_seen, given.phase() ^ 1);
+        shared.dq_counter = semaphore;
         for (i32 group = 0; group < GROUPS; group++) arrive(shared.dq_free[group]);
-        if (!turn) break;
+        if (!semaphore) break;
     }
 }
 #endif
@@ -148,16 +148,16 @@ FN struct Turn turn_in(const struct Shared &shared, u32 at, const struct Step &s
 // Waits until the warpgroup may hand over its part of a step's dq.
 FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring<1> &staged) {
 #if STAGED
-    wait(shared.dq_free[group], staged.turn() ^ 1);
+    wait(shared.dq_free[group], staged.phase() ^ 1);
     staged.next();
     if (threadIdx.x == 128) shared.dq_turn = turn;
 #elif DETERMINISTIC
-    wait(shared.dq_free[group], staged.turn());
+    wait(shared.dq_free[group], staged.phase());
     staged.next();
 #endif
 }
 
-#if ONCE || APART
+#if EXCLUSIVE_DQ || SEPARATE_DQ
 // Packs a thread's columns of one row of two pieces of dq. Neighboring threads exchange halves, so
 // that four threads write 32 contiguous bytes of piece thread % 2.
 FN uint2 traded_halves(const float *x, const float *y, float scale) {
@@ -168,7 +168,7 @@ FN uint2 traded_halves(const float *x, const float *y, float scale) {
 }
 #endif
 
-#if ONCE
+#if EXCLUSIVE_DQ
 // Stores a share of a tile of dq directly in storage precision.
 FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
                const struct Step &step, const struct Turn &, i32 share) {
@@ -201,7 +201,8 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     float *const to = shared.dq + share * SHARE;
 #else
     const bool first = DETERMINISTIC && rank_in(turn) == 0;  // nothing to add to yet
-    float *const to = workspace(p).dq + (i64)anew(turn.sum) * TILE_FLOATS + anew(share) * SHARE;
+    float *const to = workspace(p).dq + (i64)make_opaque(turn.sum) * TILE_FLOATS
+        + make_opaque(share) * SHARE;
 #endif
 #pragma unroll
     for (int i = 0; i < DQ_PIECES; i++) {

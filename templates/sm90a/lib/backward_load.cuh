@@ -76,10 +76,10 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
 
 // Loads the steps of one head of an item. Keep the loop body short: it competes with consumer warps
 // for issue slots of the same scheduler. The keys are loaded after the first queries, because the q
-// slot becomes free earlier. `begins`: the keys must still be loaded. `turn`: parity at which their
-// slot is free.
+// slot becomes free earlier. `begins`: the keys must still be loaded. `phase`: parity at which
+// their slot is free.
 FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
-                   const struct Maps &maps, i32 head, bool &begins, u32 turn,
+                   const struct Maps &maps, i32 head, bool &begins, u32 phase,
                    Ring<STAGES> &stage) {
     struct Source &source = shared.source;
     find_source(source, p, work, head);
@@ -89,21 +89,21 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         const u32 at = stage.at();
 #if DETERMINISTIC
         const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
-        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+        wait_asleep(shared.q_free[at], stage.phase() ^ 1);
         shared.turn[at] = added;
         shared.holds = held(added);
 #else
-        wait_asleep(shared.q_free[at], stage.turn() ^ 1);
+        wait_asleep(shared.q_free[at], stage.phase() ^ 1);
 #endif
         shared.word[at] = word;
         shared.head[at] = head;
         load_queries(shared, source, maps.q, at, first);
         if (begins) {
-            wait_asleep(shared.column_free, turn);
+            wait_asleep(shared.column_free, phase);
             load_column(shared, work, p, maps);
             begins = false;
         }
-        wait_asleep(shared.dout_free[at], stage.turn() ^ 1);
+        wait_asleep(shared.dout_free[at], stage.phase() ^ 1);
         load_dout(shared, source, maps.dout, at, first);
         stage.next();
     }
@@ -120,13 +120,13 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         }
 #endif
         const i32 index = atomicAdd(p.counter, 1);
-        const u32 turn = column.steps % 2 ^ 1;
+        const u32 phase = column.steps % 2 ^ 1;
         bool begins = ITEMS > 1;
-        if (!begins) wait_asleep(shared.column_free, turn);
+        if (!begins) wait_asleep(shared.column_free, phase);
         struct Item &item = shared.item[column.at()];  // with two slots, written ahead of its turn
         find_item(item, p, index);
         if (item.steps <= 0) {
-            if (begins) wait_asleep(shared.column_free, turn);
+            if (begins) wait_asleep(shared.column_free, phase);
             arrive(shared.column_full);
             if (item.steps < 0) break;
             continue;
@@ -134,7 +134,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         if (!begins) load_column(shared, item.work, p, maps);
 #pragma unroll 1
         for (i32 i = 0; i < item.work.heads; i++)
-            load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
+            load_steps(shared, item.work, p, maps, item.work.head + i, begins, phase, stage);
     }
     // The last block resets the counter for the next launch.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;

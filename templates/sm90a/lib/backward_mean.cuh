@@ -73,12 +73,12 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
         const struct Tile tile = tile_at(list, i);
         const Point key = key_point(tile.index * TILE_K);
         const bool inside = (tile.index + 1) * TILE_K <= keys_end(p);
-        const u32 to = stage.at(), turn = stage.turn() ^ 1;
-        wait_asleep(shared.k_free[to], turn);
+        const u32 to = stage.at(), phase = stage.phase() ^ 1;
+        wait_asleep(shared.k_free[to], phase);
         shared.word[to] = tile.index | (tile.full && inside ? 0 : MASKED);
         arrive_expecting(shared.k_full[to], K_BYTES);
         load_tile<TILE_K>(shared.k[to], maps.k, shared.k_full[to], key, k);
-        wait_asleep(shared.v_free[to], turn);
+        wait_asleep(shared.v_free[to], phase);
         arrive_expecting(shared.v_full[to], K_BYTES);
         load_tile<TILE_K>(shared.v[to], maps.v, shared.v_full[to], key, v);
     }
@@ -94,7 +94,7 @@ struct Mean {
 
 FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operands &tiles,
                       const Ring<STAGES> &stage) {
-    wait(shared.v_full[stage.at()], stage.turn());
+    wait(shared.v_full[stage.at()], stage.phase());
     begin_scores(dp, tiles.k + STAGES * TO_V + stage.at() * (K_BYTES >> 4),
                  tiles.q + (Q_BYTES >> 4));
 }
@@ -134,9 +134,9 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     const u32 at = stage.at();
     const bool leader = threadIdx.x % 128 == 0;
     Scores s, dp;
-    wait(shared.k_full[at], stage.turn());
+    wait(shared.k_full[at], stage.phase());
     const i32 word = uniform(shared.word[at]), tile = word & INDEX;
-    const struct Step step = {anew(row) % p.tile_rows, row};
+    const struct Step step = {make_opaque(row) % p.tile_rows, row};
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
@@ -150,7 +150,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
         seen = visible<ByKey>(p, place, first_key(tile, group), first_query(step.word, group),
                               mask_rows, {});
     products_wait<MEAN_EARLY ? 1 : 0>();
-    pin(s);
+    fence_operand(s);
     if (leader) arrive(shared.k_free[at]);
     const struct Logit logit = logit_of(p);
 #if WITH_THRESHOLDS
@@ -162,11 +162,11 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     bend(s, p, where_of(place, step, p, tile, group));
     if (word & MASKED) apply_mask(s, seen, logit.hidden);
 #endif
-    pin(s);
+    fence_operand(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));
     if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     products_wait<0>();
-    pin(dp);
+    fence_operand(dp);
     if (leader) arrive(shared.v_free[at]);
     if (DROPS) {
         struct Staying<QUERIES / 2> stay;
@@ -232,10 +232,10 @@ attention_backward_mean(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         if (uniform(threadIdx.x / 32) == 0 && elected()) load_row(shared, p, maps);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         find_mean(shared, p, group - 1);
     }
 }

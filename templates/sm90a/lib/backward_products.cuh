@@ -32,7 +32,7 @@ constexpr u32 TWO_ONES = 0x3f803f80;
 
 // Issues s = k q^T, or dp^T = v dout^T.
 FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
-    pin(s);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
@@ -45,7 +45,7 @@ FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Oper
 #if FOLDED
     u32 ones[4] = {};
     ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
-    pin(ones);
+    fence_operand(ones);
     begin_scores(s, k, q, true);
     multiply_pieces(s, ones, tiles.rows + rows_stage(at), true);
     products_commit();

@@ -78,7 +78,7 @@ FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
 }
 #endif
 
-#if !APART
+#if !SEPARATE_DQ
 // Prepare launch: computes delta and lse of a tile row and the sink's gradient, and writes zeros
 // where it is not known which block adds first. With entmax, another launch computes delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -93,9 +93,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #if ZEROES
     const bool zeroes = row < zeroed_before(p);
 #else
-    constexpr bool zeroes = !DETERMINISTIC && !ONCE;
+    constexpr bool zeroes = !DETERMINISTIC && !EXCLUSIVE_DQ;
 #endif
-#if ONCE
+#if EXCLUSIVE_DQ
     const bool lonely = row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head,
                                   blockIdx.x % p.tile_rows).count == 0;
 #else
@@ -148,9 +148,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 }
 #endif
 
-// Stores eight numbers in storage precision, or adds them to those in memory (`joins`).
-FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
-    const uint4 there = joins ? *to : make_uint4(0, 0, 0, 0);
+// Stores eight numbers in storage precision, or adds them to those in memory (`accumulates`).
+FN void store_eight(uint4 *to, const float2 (&x)[4], bool accumulates) {
+    const uint4 there = accumulates ? *to : make_uint4(0, 0, 0, 0);
     const u32 before[4] = {there.x, there.y, there.z, there.w};
     u32 sum[4];
 #pragma unroll
@@ -173,7 +173,7 @@ struct Sum {
 // numbers 0 and 1 of each belong to row `first`, 2 and 3 to row `second`.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
                    i32 tokens, int column, const struct Sum &sum, i32 place, float scale,
-                   bool joins) {
+                   bool accumulates) {
     float4 x[4] = {};
     const float4 *from = (const float4 *)(sum.first + place);
     if (sum.count > 0)
@@ -202,8 +202,8 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
         high[i] = make_float2(x[i].z * scale, x[i].w * scale);
     }
     uint4 *const line = (uint4 *)to + (row_offset(stride, at, 0) + column) / 8;
-    if (first < tokens) store_eight(line + first * stride[2] / 8, low, joins);
-    if (second < tokens) store_eight(line + second * stride[2] / 8, high, joins);
+    if (first < tokens) store_eight(line + first * stride[2] / 8, low, accumulates);
+    if (second < tokens) store_eight(line + second * stride[2] / 8, high, accumulates);
 }
 
 // The last block sums the tiles' shares head by head, in a fixed order.
@@ -222,7 +222,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
-#if !(ONCE || APART)
+#if !(EXCLUSIVE_DQ || SEPARATE_DQ)
 // Finish launch: converts a tile row of dq to storage precision, and sums the gradients of whole
 // heads.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -248,7 +248,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         if (PADDED && dq_column(share, piece) >= 8 * PIECES_QK) continue;
         store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
                    dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
-                   p.joins);
+                   p.accumulates);
     }
 #if HEAD_GRADIENT
     const i32 share = thread / 128;
@@ -293,9 +293,9 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
         if (PADDED && to >= 8 * (part < GROUPS ? PIECES_QK : PIECES_V)) continue;
         if (part < GROUPS)
             store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, sum, from, p.scale,
-                       p.joins);
+                       p.accumulates);
         else
             store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, kept_scale(p),
-                       p.joins);
+                       p.accumulates);
     }
 }

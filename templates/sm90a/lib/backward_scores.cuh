@@ -47,7 +47,7 @@ struct Where {
     i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
-    FN void refresh(const struct Attention &) { anew_steps(steps); }
+    FN void refresh(const struct Attention &) { make_opaque_steps(steps); }
     FN float distance(int i) const {
         return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
     }
@@ -58,7 +58,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
     }
-    FN float apart(const struct Attention &p, int i) const {
+    FN float q_minus_k(const struct Attention &p, int i) const {
         if (GRID_TILES) return (float)(query(p, i) - key(p, i));
         return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
     }
@@ -72,7 +72,7 @@ struct Where {
 #include "sm90a/lib/mask_policy.cuh"
 
 #if WITH_THRESHOLDS
-#include "sm90a/lib/spared.cuh"
+#include "sm90a/lib/always_kept.cuh"
 
 #include "sm90a/lib/filter_columns.cuh"
 
@@ -191,7 +191,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         }
     }
 #if HEAD_GRADIENT
-    pin(ds);  // one after the other, because registers are short
+    fence_operand(ds);  // one after the other, because registers are short
     where.refresh(p);
     share = head_gradient(ds, where);
 #if HAS_SLOPE

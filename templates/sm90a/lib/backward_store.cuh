@@ -46,7 +46,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
                 const TensorMap &map = i ? maps.dk : maps.dv;
                 const u32 from = tile + j * 64 * SLAB_ROW;
                 const Point key = key_point(column.tile * TILE_K + key_of(group));
-                if (p.joins) add_box(map, from, 64 * j, key, at.head, at.batch);
+                if (p.accumulates) add_box(map, from, 64 * j, key, at.head, at.batch);
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }
             commit_stores();
@@ -70,7 +70,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
             const float *x = (i ? dv : dk) + 4 * j;
             const float4 four = make_float4(x[0], x[1], x[2], x[3]);
             float4 *const own = to + (GROUPS * i * PIECES + j) * 128;
-            if (DETERMINISTIC || APART) *own = four;
+            if (DETERMINISTIC || SEPARATE_DQ) *own = four;
             else atomicAdd(own, four);
         }
 }

@@ -36,7 +36,8 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.lse + ROW_FLOATS * rows * TILE_Q;
     w.dq = w.control + sums * TILE_Q;
-    w.keys = APART ? w.control : w.dq + sums * TILE_FLOATS;  // with APART there are no tiles of dq
+    // With SEPARATE_DQ there are no tiles of dq.
+    w.keys = SEPARATE_DQ ? w.control : w.dq + sums * TILE_FLOATS;
     return w;
 }
 

@@ -1,34 +1,34 @@
 // Modes of a forward pass, and constants derived from its schedule; see gen/constants.cuh.j2.
 
-#ifndef STREAM
-#define STREAM 0  // persistent: blocks loop over tile rows
+#ifndef PERSISTENT
+#define PERSISTENT 0  // persistent: blocks loop over tile rows
 #endif
-#ifndef PACKED
-#define PACKED 0  // pack_gqa: the query heads of a key/value head are rows of one tile
+#ifndef PACK_GQA
+#define PACK_GQA 0  // pack_gqa: the query heads of a key/value head are rows of one tile
 #endif
 // ROUNDS: with pack_gqa a block continues with further work items. Its producer thread needs more
-// registers for that loop, and each consumer thread gives it MOVED_REGISTERS. USUAL_COMPUTE and
-// USUAL_COPY are the registers of consumers and producer without this move.
-constexpr int MOVED_REGISTERS = PACKED ? PACKED_REGISTERS : 0;
+// registers for that loop, and each consumer thread gives it MOVED_REGISTERS. BASE_COMPUTE and
+// BASE_COPY are the registers of consumers and producer without this move.
+constexpr int MOVED_REGISTERS = PACK_GQA ? PACK_GQA_REGISTERS : 0;
 constexpr bool ROUNDS = MOVED_REGISTERS > 0;
-constexpr int COMPUTE_REGISTERS = USUAL_COMPUTE - MOVED_REGISTERS;
-constexpr int COPY_REGISTERS = USUAL_COPY + GROUPS * MOVED_REGISTERS;
+constexpr int COMPUTE_REGISTERS = BASE_COMPUTE - MOVED_REGISTERS;
+constexpr int COPY_REGISTERS = BASE_COPY + GROUPS * MOVED_REGISTERS;
 // Keep a warpgroup's q in registers, if the logits leave room for it.
 #define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
-// When a step waits for the p v of the previous tile, and so frees the registers of p ("settles"):
+// When a step waits for the p v of the previous tile, and so frees the registers of p:
 // before the logits, if they need these registers (0); after the row maxima (1); or after half of
 // the exponentials (2). A later wait overlaps more work with the WGMMA.
-constexpr int SETTLE =
-    SETTLE_FIRST || (LONG_LOGITS && GROUPS == 3)
+constexpr int PV_WAIT =
+    PV_WAIT_FIRST || (LONG_LOGITS && GROUPS == 3)
 #if WITH_FP8
     || (LONG_LOGITS && HEAD_DIM > 128)
 #endif
     ? 0
     : CROWDED_CELLS && BENT ? 0
-    : STREAM ? 1 : SETTLE_LAST;
+    : PERSISTENT ? 1 : PV_WAIT_LAST;
 
 constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int Q_TILES = STREAM ? 2 : 1;
+constexpr int Q_TILES = PERSISTENT ? 2 : 1;
 constexpr int STEPS = HEAD_DIM / 16;  // k-steps along a row of out
 constexpr int OWN = TILE_K / 4;  // columns of a tile that a thread holds in each of its two rows
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes

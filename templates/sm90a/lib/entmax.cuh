@@ -102,7 +102,7 @@ FN void copy_item(struct Shared &shared, const struct Attention &p, const struct
             const i32 word = tile_of_pass(p, work, next_pass ? i - work.count : i);
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (next_pass || i >= ahead) {
-                wait(shared.k_free[c.k_stage.at], c.k_stage.turn ^ 1);
+                wait(shared.k_free[c.k_stage.at], c.k_stage.phase ^ 1);
                 shared.next[c.k_stage.at] = word;
                 unsigned char *const tile = shared.k[c.k_stage.at];
                 if (BY_PRODUCTS && now == LISTED)
@@ -113,7 +113,7 @@ FN void copy_item(struct Shared &shared, const struct Attention &p, const struct
             }
             if (now == START && i + 1 == first) copy_q(shared, p, maps, work, c);
             if (now == VALUES && !next_pass) {
-                wait(shared.v_free[c.v_stage.at], c.v_stage.turn ^ 1);
+                wait(shared.v_free[c.v_stage.at], c.v_stage.phase ^ 1);
                 load_tile<TILE_K>(shared.v[c.v_stage.at], maps.v, shared.v_full[c.v_stage.at],
                                   first_k, v);
                 c.v_stage.next();

@@ -91,8 +91,8 @@ FN void keep_scores(const Scores &s, float key, struct Lists &x) {
 #pragma unroll
     for (int first = 0; first < OWN; first += TOGETHER) {
         const u32 low = x.free[0], high = x.free[1];
-        const u32 last[2] = {(u32)anew(max(low, high - BEHIND - TOGETHER * LIST_STEP)),
-                             (u32)anew(low + BEHIND)};
+        const u32 last[2] = {(u32)make_opaque(max(low, high - BEHIND - TOGETHER * LIST_STEP)),
+                             (u32)make_opaque(low + BEHIND)};
 #pragma unroll
         for (int i = first; i < first + TOGETHER; i++) {
             const float own = key + (float)(i / 2 * 8 + i % 2);

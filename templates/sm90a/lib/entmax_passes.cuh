@@ -23,20 +23,20 @@ template <bool TURNS>
 FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
                           struct Rows &w) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
-    wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+    wait(shared.k_full[w.k_stage.at], w.k_stage.phase);
     struct Tile tile;
     tile.word = uniform(shared.next[w.k_stage.at]);
-    tile.query = anew(w.query);
+    tile.query = make_opaque(w.query);
     tile.seen = look_early(p, w.row, tile.query, tile.word, w.kept);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
-    if (TURNS) take_turn(w.group);
+    if (TURNS) scheduler_barrier_sync(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
     return tile;
 }
 // Call after the WGMMAs have finished.
 FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
                     const struct Attention &p, struct Rows &w) {
-    pin(s);
+    fence_operand(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
     finish_scores(s, p, w.row, tile.query, tile.word, w.kept, tile.seen);
@@ -81,13 +81,13 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct 
 
 FN void begin_values(Output &o, Weights &weights, struct Shared &shared, const struct Rows &w) {
     const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
-    wait(shared.v_full[w.v_stage.at], w.v_stage.turn);
+    wait(shared.v_full[w.v_stage.at], w.v_stage.phase);
     begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
 }
 FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct Rows &w) {
     products_wait<0>();
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     if (threadIdx.x % 128 == 0) arrive(shared.v_free[w.v_stage.at]);
     w.v_stage.next();
 }
@@ -115,7 +115,7 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
     for (i32 i = 1; i < w.tiles; i++) {
         const struct Tile tile = begin_tile<true>(s, shared, p, w);
         begin_values(o, weights, shared, w);
-        pass_turn(w.group);
+        scheduler_barrier_arrive(w.group);
         products_wait<1>();
         if (CROWDED) finish_values(o, weights, shared, w);
         finish_tile(s, tile, shared, p, w);
@@ -152,13 +152,13 @@ FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, str
 #pragma unroll 1
     for (i32 i = 0; i < w.tiles; i++) {
         Weights weights;
-        wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+        wait(shared.k_full[w.k_stage.at], w.k_stage.phase);
         put_weights(cursor, uniform(shared.next[w.k_stage.at]) & INDEX);
         take_weights(weights, cursor);
         begin_output(o, weights, tiles + w.k_stage.at * (K_BYTES >> 4));
         products_wait<0>();
-        pin(weights);
-        pin(o);
+        fence_operand(weights);
+        fence_operand(o);
         if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
         w.k_stage.next();
     }
@@ -209,12 +209,12 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
     if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
     w.unit = unit_of_entmax(p), w.a = p.alpha_minus_1, w.group = group, w.decisions = 0;
 #pragma unroll 1
-    for (u32 turn = 0;; turn ^= 1) {
-        wait(shared.q_full[0], turn);
+    for (u32 phase = 0;; phase ^= 1) {
+        wait(shared.q_full[0], phase);
         w.tiles = uniform(shared.first_word);
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);
-        w.query = query_of(w.row, anew(group));
+        w.query = query_of(w.row, make_opaque(group));
         begin_row(w.kept);
         take_q(w.q, shared, 0, group);
 #pragma unroll

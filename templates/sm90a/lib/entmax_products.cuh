@@ -51,7 +51,7 @@ FN struct Cursor weigh_lists(const struct Lists &lists, float unit, float a, str
             x.p[r] += weight;
             // Computed unconditionally, so that only the store is predicated.
             const u32 whole = (u32)key, column = whole / 8 * 2 + whole % 2;
-            const i32 word = anew((i32)(pack(weight, 0.0f) << 18 | column));
+            const i32 word = make_opaque((i32)(pack(weight, 0.0f) << 18 | column));
             if (!(weight > 0.0f)) return;
             kept_word(free[r]) = (u32)word;
             free[r] += LIST_STEP;

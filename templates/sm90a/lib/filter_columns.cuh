@@ -1,6 +1,6 @@
 // A filter on top of any mask policy: keeps visible pairs if their scores reach their column's
 // threshold, or if they are always kept. Columns are queries. Needs: thresholds.cuh, visible.cuh;
-// SPARES and spare of spared.cuh.
+// ALWAYS_KEPT and add_always_kept of always_kept.cuh.
 
 FN struct Visible see_all() {
     struct Visible seen;
@@ -14,12 +14,13 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
                     i32 first_q) {
     lows += threadIdx.x % 4 * 4, ends += threadIdx.x % 4 * 4;
     u32 free[2][WORDS] = {};
-    if (SPARES) {
+    if (ALWAYS_KEPT) {
         const struct Mask mask = load_mask(&p, at.batch, at.head);
         const i32 q = first_q + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            spare<ByKey>(free[r], mask, ByKey::inside(k + 8 * r, p.n_kv), q, p.n_q, p.n_kv);
+            add_always_kept<ByKey>(free[r], mask, ByKey::inside(k + 8 * r, p.n_kv), q, p.n_q,
+                                   p.n_kv);
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -31,6 +32,7 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
             const bool live = any || chosen_by(t, s[i / 2 * 4 + 2 * r + i % 2], before);
             seen.word[r][0] &= live ? ~0u : free[r][0] | ~(1u << i);
         }
-        pin(seen.word[0]), pin(seen.word[1]);  // one after the other, because registers are short
+        fence_operand(seen.word[0]);  // one after the other, because registers are short
+        fence_operand(seen.word[1]);
     }
 }

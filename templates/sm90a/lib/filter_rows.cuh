@@ -1,6 +1,6 @@
 // A filter on top of any mask policy: keeps visible pairs if their scores reach their row's
 // threshold, or if they are always kept. Rows are queries. Needs: thresholds.cuh, bits.cuh,
-// visible.cuh, mask_row; SPARES and spare of spared.cuh.
+// visible.cuh, mask_row; ALWAYS_KEPT and add_always_kept of always_kept.cuh.
 
 FN void see_all(struct Visible &seen) {
 #pragma unroll
@@ -28,14 +28,15 @@ FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p
     struct Choice x;
     x.threshold = threshold_from(__int_as_float(there.x), there.y);
     const bool any = x.threshold.low != x.threshold.low;
-    u32 spared[WORDS] = {};
-    if (SPARES)
-        spare<ByQuery>(spared, load_mask(&p, batch, head), row, k, p.queries, p.n_kv);
+    u32 always_kept[WORDS] = {};
+    if (ALWAYS_KEPT)
+        add_always_kept<ByQuery>(always_kept, load_mask(&p, batch, head), row, k, p.queries,
+                                 p.n_kv);
 #pragma unroll
     for (int w = 0; w < WORDS; w++) {
         x.open[w] = seen.word[r][w];
         x.before[w] = bits_before(own_before(there.y - k) - 32 * w);
-        x.sure[w] = x.open[w] & (spared[w] | (any ? x.before[w] : 0));
+        x.sure[w] = x.open[w] & (always_kept[w] | (any ? x.before[w] : 0));
     }
     return x;
 }
@@ -46,15 +47,15 @@ FN void hide_others(Scores &s, const struct Visible &seen, const struct Attentio
     const float hidden = flips(p) ? PLUS_INFINITY : MINUS_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        // `anew`: without it, the second row's numbers occupy registers while the first row is in
+        // Without make_opaque, the second row's numbers occupy registers while the first row is in
         // use.
-        const struct Choice x = choice_of(seen, p, batch, head, anew(q), first_k, r);
+        const struct Choice x = choice_of(seen, p, batch, head, make_opaque(q), first_k, r);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             float &score = s[i / 2 * 4 + 2 * r + i % 2];
             score = is_seen(x, score, i) ? score : hidden;
         }
-        pin(s);
+        fence_operand(s);
     }
 }
 
@@ -91,7 +92,7 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
         for (int i = 0; i < OWN; i++) {
             const float score = s[i / 2 * 4 + 2 * r + i % 2];
             kept[i / 32] |= is_seen(x, score, i) ? 1u << i % 32 : 0;
-            if (i % 4 == 3) pin(kept);  // otherwise ptxas keeps one register per bit
+            if (i % 4 == 3) fence_operand(kept);  // otherwise ptxas keeps one register per bit
         }
 #pragma unroll
         for (int w = 0; w < WORDS; w++) seen.word[r][w] = kept[w];

@@ -5,7 +5,7 @@
 FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,
                       i32 word, struct MaskRow &kept, struct Visible seen) {
     const i32 first_k = (word & INDEX) * KEY_STEP;
-    if (!SPARES && !BENT && !(word & MASKED)
+    if (!ALWAYS_KEPT && !BENT && !(word & MASKED)
         && hide_lesser(s, p, row.batch, row.head, query, first_k))
         return;
     if (!(word & MASKED))

@@ -8,7 +8,7 @@ FN struct Work next_item(const struct Attention &p) {
 
 // pack_gqa: FIRST if the tile at position left - 1 is the last one of a part of its item.
 FN i32 part_ends(const struct Work &work, i32 left) {
-    return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
+    return PACK_GQA && (left & (work.tile - 1)) == 0 ? FIRST : 0;
 }
 
 // The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
@@ -29,7 +29,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const Values v = values_in(p, {place.batch, kv_head});
         // Claim the next item while the first tile is in flight; if there is only one tile, claim
         // it now.
-        if (STREAM && work.count == 1) coming = next_item(p);
+        if (PERSISTENT && work.count == 1) coming = next_item(p);
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
             const i32 column = word & INDEX;
@@ -37,22 +37,22 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             if (left > 0)
                 word = word_at(p, work, left - 1) | part_ends(work, left);
             else
-                word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
-            wait(shared.k_free[stage.at], stage.turn ^ 1);
+                word = word_at(p, coming, coming.count - 1) | (PERSISTENT ? FIRST : 0);
+            wait(shared.k_free[stage.at], stage.phase ^ 1);
             shared.next[stage.at] = word;
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
-                wait(shared.q_free[q_place.at], q_place.turn ^ 1);
-                const i32 tile = PACKED ? 0 : work.tile;
+                wait(shared.q_free[q_place.at], q_place.phase ^ 1);
+                const i32 tile = PACK_GQA ? 0 : work.tile;
                 shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
-                                          PACKED ? work.heads : 0};
+                                          PACK_GQA ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
                                   query_point(tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
-                if (STREAM && left > 0) coming = next_item(p);
+                if (PERSISTENT && left > 0) coming = next_item(p);
             }
-            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            wait(shared.v_free[stage.at], stage.phase ^ 1);
             load_values(shared.v[stage.at], maps, shared.v_full[stage.at], first_k, column, v);
             stage.next();
         }
@@ -60,5 +60,5 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         coming = {};
     }
     // The last block resets the counter for the next launch.
-    if (STREAM && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
+    if (PERSISTENT && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }

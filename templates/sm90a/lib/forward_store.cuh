@@ -8,11 +8,11 @@ FN float sink_of(const struct Attention &p, i32 head, i32 row) {
 
 // lse of a row from an earlier launch over other keys, times log2(e); -inf if there is none.
 FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
-    return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
+    return p.accumulates && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
                                     : MINUS_INFINITY;
 }
 
-#if PACKED
+#if PACK_GQA
 #include "sm90a/lib/merge_packed.cuh"
 #else
 #include "sm90a/lib/merge_rows.cuh"
@@ -52,7 +52,7 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
 // slot of q, which may already be free.
 FN i32 part_in(u32 tile) {
     const struct Shared &shared = shared_memory();
-    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
+    return uniform(shared.row[PERSISTENT && tile != shared_address(shared.q)].part);
 }
 
 // Divides by the row sums, writes lse, copies out to the shared memory of q, and starts to store
@@ -62,7 +62,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
     if (const i32 part = part_in(tile)) {
-#if PACKED
+#if PACK_GQA
         store_part(o, top, sum, unit, p, row.part - 1, group);
         finish_parts(shared_memory(), p, part - row.part + 1, group);
 #else
@@ -83,7 +83,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 #if WITH_SINKS
         join_sum(__fmul_rn(sink_of(p, row.head, token[r]), LOG2E), total, base, factor);
 #endif
-        if (p.joins) share[r] = join_sum(before[r], total, base, factor);
+        if (p.accumulates) share[r] = join_sum(before[r], total, base, factor);
         const bool empty = total == 0.0f;
         const float inverse = empty ? 0.0f : fast_reciprocal(total);
         scale[r] = __fmul_rn(factor, inverse);
@@ -96,7 +96,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
     if (DROPS) scale[0] = __fmul_rn(scale[0], kept_scale(p));
     if (DROPS) scale[1] = __fmul_rn(scale[1], kept_scale(p));
-    if (p.joins) join_rows(o, scale, share, row, query, p);
+    if (p.accumulates) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         const float *const x = o + 8 * i;
@@ -120,7 +120,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 // Writes rows of tiles without a live pair. They are at the end of the work list, behind the live
 // items and the unused items of a list that the device built.
 FN void store_empty(const struct Attention &p) {
-    if (p.joins) return;  // these rows keep the earlier result
+    if (p.accumulates) return;  // these rows keep the earlier result
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);

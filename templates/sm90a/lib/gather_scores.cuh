@@ -40,7 +40,7 @@ FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct
         const struct Heads heads = heads_of(p, part, at);
 #pragma unroll
         for (int slab = 0; slab < INDEX_SLABS; slab++) {
-            wait(shared.empty[ring.at], ring.turn ^ 1);
+            wait(shared.empty[ring.at], ring.phase ^ 1);
             copy_heads(shared_address(shared.heads[ring.at]), p, heads, slab);
             copies_commit();
             if (slab == 0) shared.weight[ring.at][threadIdx.x % COPYING] = weight;
@@ -52,7 +52,7 @@ FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct
     }
     copies_wait<0>();
 #pragma unroll 1
-    while (told.at != ring.at || told.turn != ring.turn) hand_over(shared, told);
+    while (told.at != ring.at || told.phase != ring.phase) hand_over(shared, told);
 }
 
 // ---------------------------------------------------------------- who computes
@@ -76,10 +76,10 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
 #pragma unroll 1
     for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
         const Ring<SLOTS> begin = ring;
-        pin(x);
+        fence_operand(x);
 #pragma unroll
         for (int slab = 0; slab < INDEX_SLABS; slab++) {
-            wait(shared.full[ring.at], ring.turn);
+            wait(shared.full[ring.at], ring.phase);
             const u64 heads =
                 along_columns(shared_address(shared_memory().heads) + ring.at * COLUMN_SLAB);
             if (slab == 0) products_begin();
@@ -91,7 +91,7 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
         }
         products_commit();
         products_wait<0>();
-        pin(x);
+        fence_operand(x);
         const float *const weight = shared.weight[begin.at];
         if (whole)
             add_all_heads(x, sum, weight, factor, p, part, at);

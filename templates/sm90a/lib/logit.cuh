@@ -10,7 +10,7 @@
 //     struct HeadLogit head_logit(int i)  constants of the head of element i
 //     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
 //     i32 head(int i), batch()            query head, sequence
-//     float apart(p, int i)               query token minus key token, of element i
+//     float q_minus_k(p, int i)           query token minus key token, of element i
 
 // Facts:
 //     BENT           `bend` computes logits. Otherwise it leaves scores as they are, and the code
@@ -34,11 +34,11 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 }
 #endif
 #if WITH_SHIFTS  // the source can add a distance term along diagonals
-#ifndef PACKED
-#define PACKED 0
+#ifndef PACK_GQA
+#define PACK_GQA 0
 #endif
 // With pack_gqa, rows of a tile have different heads, so a diagonal has no single value.
-#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACK_GQA))
 #else
 #define SHIFTED 0
 #endif
@@ -85,7 +85,7 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         if (!CAPPED) s[i] *= p.scale;
 #if WITH_SCORE
         if (!CAPPED)
-            s[i] = score_anywhere(s[i], where.query(p, i), where.key(p, i), where.apart(p, i),
+            s[i] = score_anywhere(s[i], where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                                where.head(i), where.batch(), p);
 #else
         if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);

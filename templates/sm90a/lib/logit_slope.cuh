@@ -24,10 +24,12 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
         for (int j = i; j < i + 2; j++) {
             const float x = s[j] * p.scale;
             const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
-            const float apart = where.apart(p, j);
+            const float q_minus_k = where.q_minus_k(p, j);
             const bool inside = where.query_row(j) < p.n_q;
-            s[j] = inside ? score_anywhere(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
-            slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
+            s[j] = inside ? score_anywhere(x, q, k, q_minus_k, head, where.batch(), p)
+                          : MINUS_INFINITY;
+            slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, q_minus_k, head, where.batch(), p)
+                                     : 1.0f;
         }
 #if HAS_SLOPE
         slopes.pair[i / 2] = pack(slope[0], slope[1]);
@@ -96,14 +98,14 @@ FN void halfway(float (&s)[N], const struct Attention &p) {
 template <typename Where>
 FN float logit_from(float score, struct Halfway, const struct Attention &p, const Where &where,
                     int i) {
-    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                        where.head(i), where.batch(), p);
 }
 template <typename Where>
 FN float slope_from(float score, struct Halfway, const struct Attention &p, const Where &where,
                     int i, bool counts) {
     return counts ? score_slope(score * p.scale, where.query(p, i), where.key(p, i),
-                                where.apart(p, i), where.head(i), where.batch(), p)
+                                where.q_minus_k(p, i), where.head(i), where.batch(), p)
                   : 0.0f;
 }
 #else

@@ -35,7 +35,7 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
                     const Where &where, int i) {
     float x = score;
 #if WITH_SCORE
-    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                     where.head(i), where.batch(), p);
 #else
     if (CAPPED) x = tanh_of(x, l.sharpness);
@@ -49,7 +49,7 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
 template <typename Where>
 FN float log2_slope(float score, float, const struct Log2Logit &, const struct Attention &p,
                     const Where &where, int i) {
-    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                        where.head(i), where.batch(), p);
 }
 #else
@@ -68,13 +68,13 @@ FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct 
 FN float tanh_halfway(float score, float) { return score; }
 template <typename Where>
 FN float tanh_logit(float score, const struct Attention &p, const Where &where, int i) {
-    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                        where.head(i), where.batch(), p);
 }
 template <typename Where>
 FN float tanh_slope(float score, const struct Attention &p, const Where &where, int i) {
     return HAS_SLOPE ? score_slope(score * p.scale, where.query(p, i), where.key(p, i),
-                                   where.apart(p, i), where.head(i), where.batch(), p)
+                                   where.q_minus_k(p, i), where.head(i), where.batch(), p)
                      : 1.0f;
 }
 #else

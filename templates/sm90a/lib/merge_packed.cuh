@@ -88,7 +88,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
             if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
             // This would be the next row's memory
             if (PADDED && lane + 32 * j >= 2 * PIECES_V) continue;
-            const uint2 old = p.joins ? out[lane + 32 * j] : make_uint2(0, 0);
+            const uint2 old = p.accumulates ? out[lane + 32 * j] : make_uint2(0, 0);
             const float2 low = unpack(old.x), high = unpack(old.y);
             const float *const x = o + 4 * j;
             out[lane + 32 * j] = make_uint2(

@@ -95,7 +95,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
             if (PADDED && first + j >= PIECES_V) break;
             u32 &to = out[4 * (first + j)];
             const float *const x = o + 4 * j + 2 * r;
-            const float2 y = p.joins ? unpack(to) : make_float2(0.0f, 0.0f);
+            const float2 y = p.accumulates ? unpack(to) : make_float2(0.0f, 0.0f);
             to = pack(fmaf(y.x, share, x[0]) * scale, fmaf(y.y, share, x[1]) * scale);
         }
         if (threadIdx.x < 32 && lane % 4 == 0)

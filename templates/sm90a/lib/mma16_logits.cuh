@@ -15,7 +15,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, own_batch, min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1));
     }
-    FN float apart(const struct Attention &, int i) const {
+    FN float q_minus_k(const struct Attention &, int i) const {
         return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
     FN i32 head(int) const { return own_head; }

@@ -58,6 +58,7 @@ FN void arrive_threads(int name, int threads) {
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
+constexpr u64 EVICT_NORMAL = 0x1000000000000000ull, EVICT_FIRST = 0x12f0000000000000ull;
 
 FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i32 head,
                  i32 batch) {
@@ -66,6 +67,15 @@ FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i
         "[%0], [%1, { %3, %4, %5, %6}], [%2];"
         :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(d), "r"(token), "r"(head),
            "r"(batch) : "memory");
+}
+// As load_box, with a hint for L2: EVICT_FIRST or EVICT_NORMAL.
+FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, i32 token, i32 head, i32 batch,
+                 u64 hint) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, { %3, %4, %5, %6}], [%2], %7;"
+        :: "r"(to), "l"(&map), "r"(shared_address(&barrier)), "r"(d), "r"(token), "r"(head),
+           "r"(batch), "l"(hint) : "memory");
 }
 FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
@@ -110,13 +120,13 @@ FN void stores_done() {
 // Proxy fence: makes this thread's writes to shared memory visible to TMA and WGMMA.
 FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- setmaxnreg: moves registers from the producer warpgroup (give) to the consumers (take).
+// ---- setmaxnreg: moves registers from the producer warpgroup (dec) to the consumers (inc).
 template <int COUNT>
-FN void give_registers() {
+FN void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 template <int COUNT>
-FN void take_registers() {
+FN void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 // Returns true in one thread of the warp.

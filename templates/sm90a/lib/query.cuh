@@ -33,9 +33,9 @@ FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
 
 // Issues s = q k^T.
 FN void begin_scores(Scores &s, struct Query &q, u64 k) {
-    pin(s);
+    fence_operand(s);
 #if KEEP_Q
-    pin(q.fragment);
+    fence_operand(q.fragment);
 #endif
     products_begin();
 #pragma unroll

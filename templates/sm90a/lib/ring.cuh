@@ -2,9 +2,9 @@
 template <int COUNT>
 struct Ring {
     i32 at = 0;
-    u32 turn = 0;  // parity of the mbarrier phase; flips when the ring starts over
+    u32 phase = 0;  // parity of the mbarrier phase; flips when the ring starts over
     FN void next() {
         at = at + 1 == COUNT ? 0 : at + 1;
-        turn ^= at == 0;
+        phase ^= at == 0;
     }
 };

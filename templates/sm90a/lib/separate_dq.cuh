@@ -68,7 +68,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
         const u32 own = place.at(), info = known.at();
         u64 &full = shared.row_full[own];
         if (number >= rows) {
-            wait_asleep(shared.row_free[own], place.turn() ^ 1);
+            wait_asleep(shared.row_free[own], place.phase() ^ 1);
             shared.row[info].number = -1;
             arrive(full);
             return;
@@ -82,7 +82,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
         const struct Place dout = coordinates(p.dout_stride, at_q);
         const struct TileList list = row_tiles(&p, load_mask(&p, row.batch, row.head), row.batch,
                                                row.head, row.tile);
-        wait_asleep(shared.row_free[own], place.turn() ^ 1);
+        wait_asleep(shared.row_free[own], place.phase() ^ 1);
         shared.row[info] = row;
         shared.count[info] = list.count;
         const Point first = query_point(row.tile * TILE_Q);
@@ -95,7 +95,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
             const struct Tile tile = tile_at(list, i);
             const bool inside = (tile.index + 1) * TILE_K <= p.n_kv;
             const u32 at = stage.at();
-            wait_asleep(shared.free[at], stage.turn() ^ 1);
+            wait_asleep(shared.free[at], stage.phase() ^ 1);
             shared.word[at] = tile.index | (tile.full && inside ? 0 : MASKED);
             arrive_expecting(shared.full[at], 2 * K_BYTES);
             const Point key = key_point(tile.index * TILE_K);
@@ -175,8 +175,8 @@ FN struct Known take_row(struct Rows &q, struct Rows &dout, struct Shared &share
 
 // Issues s = q k^T, or dp = dout v^T.
 FN void begin_product(Scores &s, struct Rows &rows, u64 tile) {
-    if (KEEP_ROWS) pin(rows.fragment);
-    pin(s);
+    if (KEEP_ROWS) fence_operand(rows.fragment);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -199,7 +199,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, batch(), first_key() + i / 4 * 8 + i % 2);
     }
-    FN float apart(const struct Attention &p, int i) const {
+    FN float q_minus_k(const struct Attention &p, int i) const {
         const struct Steps steps = steps_from(p, batch(), first_query(), first_key());
         return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
@@ -248,7 +248,7 @@ FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row
             if (token >= p.n_q) continue;
             if (PADDED && i + odd >= PIECES_QK) continue;
             uint2 *const to = (uint2 *)(line + 4 * (i + odd));
-            if (p.joins)
+            if (p.accumulates)
                 both = make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y));
             *to = both;
         }
@@ -264,7 +264,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
 #pragma unroll 1
     for (Ring<ROW_PLACES> place;; place.next(), info.next()) {
         const u32 own = place.at();
-        wait(shared.row_full[own], place.turn());
+        wait(shared.row_full[own], place.phase());
         const i32 count = uniform(shared.count[info.at()]);
         if (row_in(info.at()).number < 0) break;
         struct Rows q, dout;
@@ -278,7 +278,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             const u64 tile = along_columns(k) + step;
             Scores s, dp;
             Pairs ds;
-            wait(shared.full[at], stage.turn());
+            wait(shared.full[at], stage.phase());
             const i32 word = uniform(shared.word[at]);
             struct Visible seen = {};
             if (EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
@@ -286,10 +286,10 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             begin_product(dp, dout, tile + (STAGES * K_BYTES >> 4));
             if (!EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
             products_wait<1>();
-            pin(s);
+            fence_operand(s);
             weigh(s, seen, {info.at(), word}, known, p);
             products_wait<0>();
-            pin(dp);
+            fence_operand(dp);
 #pragma unroll
             for (int i = 0; i < QUERIES / 4; i++) {
                 const float base = known.delta[i % 2];
@@ -297,14 +297,14 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             }
             begin_gradient(dq, ds, along_tokens(k, K_SLAB) + step);
             products_wait<0>();
-            pin(dq);
-            pin(ds);
-            if (KEEP_ROWS) pin(q.fragment), pin(dout.fragment);
+            fence_operand(dq);
+            fence_operand(ds);
+            if (KEEP_ROWS) fence_operand(q.fragment), fence_operand(dout.fragment);
             if (threadIdx.x % 32 == 0) arrive(shared.free[at]);
         }
         const struct Row row = row_in(info.at());  // before the slot may be overwritten
         if (!KEEP_ROWS) free_row(shared, own);
-        if (count > 0 || !p.joins) store_dq(dq, p, row);
+        if (count > 0 || !p.accumulates) store_dq(dq, p, row);
     }
 }
 
@@ -317,10 +317,10 @@ attention_backward_rows(const __grid_constant__ struct Attention p,
     if (threadIdx.x == 0) by_rows::initialize(shared);
     __syncthreads();
     if (uniform(threadIdx.x / 128) == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         if (uniform(threadIdx.x / 32) == 0 && elected()) by_rows::load_rows(shared, p, maps);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         by_rows::compute(shared, p);
     }
 }

@@ -36,7 +36,7 @@ FN float (&part(float (&x)[N]))[count] {
 // ds and q to the actual ones.
 FN void begin_gradient(Gradient &d, const struct Operands &tiles, u32 to_pairs, u32 to_q) {
     const u64 pairs = tiles.ds_keys + to_pairs;
-    pin(d);
+    fence_operand(d);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_Q / 16; i++) {
@@ -54,7 +54,7 @@ FN void begin_gradient(Gradient &d, const struct Operands &tiles, u32 to_pairs, 
 // Issues dq = ds k.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int) {
     const u64 ds = tiles.ds + ds_stage(at);
-    pin(dq);
+    fence_operand(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++) {

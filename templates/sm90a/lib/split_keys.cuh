@@ -14,8 +14,8 @@ FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
 
 // Issues dv += p dout, or dk += ds q. The A operand is in registers.
 FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
-    pin(pairs);
-    pin(d);
+    fence_operand(pairs);
+    fence_operand(d);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_Q / 16; i++)
@@ -26,7 +26,7 @@ FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
 // Issues dq = ds k. A single warpgroup does this once per share.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
     const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
-    pin(dq);
+    fence_operand(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)

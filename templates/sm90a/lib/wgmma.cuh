@@ -28,12 +28,12 @@ FN void products_wait() {
 }
 // Fences operands: keeps the compiler from moving accesses to these registers across this line.
 template <int N>
-FN void pin(float (&x)[N]) {
+FN void fence_operand(float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
 }
 template <int N>
-FN void pin(u32 (&x)[N]) {
+FN void fence_operand(u32 (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i]) :: "memory");
 }

@@ -14,7 +14,7 @@ struct RowWhere {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, sequence, key_place + i / 2 * 8 + i % 2);
     }
-    FN float apart(const struct Attention &, int i) const {
+    FN float q_minus_k(const struct Attention &, int i) const {
         return steps.at(0, i / 2 * 8 + i % 2);
     }
     FN i32 head(int) const { return of_head; }

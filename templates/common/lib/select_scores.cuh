@@ -1,4 +1,6 @@
-{#- spec.selections: ranks cells and marks the best, with the functions of select.cu.j2. -#}
+// Ranks the cells of a selection and marks the best of each row. S is a struct of the config
+// header: what it chooses, and by which scores. Needs: selected_numbers.cuh. Gives: choose.
+
 // ---------------------------------------------------------------- scores
 
 // The heads and queries that a block selects for: query heads that select together, and query
@@ -267,15 +269,4 @@ FN void choose(const struct Selected &p, i32 block) {
         mark_best<S>(p, keys + turn * 32 * p.words[INDEX],
                      (i64)place * heads * p.rows[INDEX] + first + turn, head_step);
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
-select_blocks(const __grid_constant__ struct Selected p) {
-    const i32 block = blockIdx.x;
-    if (block == 0)
-        for (i32 i = threadIdx.x; i < p.state_words; i += THREADS) p.state[i] = 0;
-{% for one in spec.selections | reverse %}
-    if (block >= p.first_block[{{ one.index }}])
-        return choose<Selection{{ one.index }}>(p, block - p.first_block[{{ one.index }}]);
-{% endfor %}
 }

@@ -1,0 +1,48 @@
+"""Numbers of a call in formulas: its lengths, and those that a caller names."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from maskc.core import expr as E
+from maskc.core.data import check_name
+from maskc.core.errors import IntegerTooWide, NotAnInteger
+from maskc.core.source import caller
+from maskc.core.widths import INT64
+from maskc.dsl.score_values import Parameter
+from maskc.dsl.traced import Traced
+
+n_q = Traced(E.N_Q)
+n_kv = Traced(E.N_KV)
+
+
+def param(name: str, default: int | float) -> Any:
+    """A named number that may be changed at every call without recompiling.
+
+    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
+    `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
+    score formulas compute (`mc.score`); torch tensors that require grad get their gradient.
+
+    Args:
+        name: the keyword under which calls give the value.
+        default: the value where a call gives none.
+
+    Returns:
+        A formula with which masks and `where` may compute, or score formulas.
+
+    Raises:
+        NotAnInteger: the default is no integer (MC103).
+        IntegerTooWide: the default does not fit 64 bits (MC120).
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+    """
+    at = caller()
+    if isinstance(default, float):
+        return Parameter(check_name(name, at), default)
+    try:
+        value = operator.index(default)
+    except TypeError:
+        raise NotAnInteger("param", "default", repr(default), at=at) from None
+    if abs(value) > INT64:
+        raise IntegerTooWide("param", value, at=at)
+    return Traced(E.Param(check_name(name, at), value))

@@ -1,0 +1,231 @@
+"""Checks, with MASKC_CHECK=1, tile lists and work items that a device made from data: against the
+lists that the host makes of the same data.
+
+The device classes tiles by bounds. It may list a tile that has no live pair, or call a full tile
+partial; kernels then test pairs that they could have spared. It must not leave out a live tile, nor
+call a partial one full. Tiles that begin with documents are the host's, word by word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from maskc.core.abi import WORK_FIELDS
+from maskc.core.bundle import Bundle
+from maskc.core.errors import ListsNotRead, WrongDeviceLists
+from maskc.core.problem import Direction
+from maskc.dispatch.tables import Tables, make_tables
+from maskc.runtime.binding import Binder
+from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.device_lists.lists_launch import ARRAYS, Read
+from maskc.runtime.device_lists.making import Making
+
+_LINES = "row", "col"
+_NAMES = "row", "column"
+_UNUSED = -1
+"""The tile of an item that no block computes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _OneList:
+    """The tiles of one list, by device and host; a key is line * `across` + tile."""
+
+    where: str
+    keys: np.ndarray
+    """int64 [tiles], as the device has them."""
+    full: np.ndarray
+    host_keys: np.ndarray
+    host_full: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ListsCheck:
+    """Compares the lists of one plan with the host's."""
+
+    bundle: Bundle
+    binder: Binder
+    making: Making
+
+    def compare(self, asked: Asked, places: Mapping[str, int], read: Read) -> None:
+        """Compare the lists of a call.
+
+        Args:
+            asked: the call.
+            places: addresses of the parts of the lists' memory.
+            read: copies from the device.
+
+        Raises:
+            WrongDeviceLists: a live tile is missing, a tile is full that has dead pairs, or a work
+                item names other tiles than its list has.
+            ListsNotRead: the lists are not made now.
+            DataShape, DataType, DataRange: the host refuses the data.
+        """
+        making, sizes = self.making, self.making.sizes
+        counts = making.counts()
+
+        def part(name: str, *shape: int) -> np.ndarray:
+            words = read(places[name], counts[name])
+            if words is None:
+                raise ListsNotRead(at="MASKC_CHECK")
+            return words[: int(np.prod(shape))].reshape(shape)
+
+        bound = self.binder.bind(asked.keywords_of_call, sizes.n_q, sizes.n_kv)
+        unit = replace(making.unit, work=None, costs=())
+        direction = Direction.backward if making.backward else Direction.forward
+        host = make_tables(
+            self.bundle, unit, sizes, bound.params, bound.arrays, direction, lists=True
+        )
+        by_documents = making.unit.by_documents
+        for side in making.sides:
+            line = _LINES[side]
+            ptr = part(f"{line}_ptr", making.lists, making.tiles[side] + 1).astype(np.int64)
+            self._check_ptr(side, ptr)
+            words = part(f"{line}_tiles", making.lists * making.capacity)
+            for one in self._lists(side, ptr, words, host):
+                _check_tiles(one, _NAMES[side], self._across(side), by_documents)
+            if by_documents:
+                stops = part(ARRAYS[len(making.given.sources)], making.lists, sizes.n_kv)
+                self._check_stops(stops, words, ptr, host)
+            if side == int(making.backward) and not making.placed:
+                items = part("work", making.items, len(WORK_FIELDS))
+                self._check_items(side, ptr, items.astype(np.int64))
+
+    def _across(self, side: int) -> int:
+        """Numbers that a tile of a line can have: tiles, or first keys of documents."""
+        making = self.making
+        return making.sizes.n_kv if making.unit.by_documents else making.tiles[1 - side]
+
+    def _of_host(self, number: int, host: Tables) -> int:
+        """The host's number of a list of the device."""
+        batch, head = divmod(number, self.making.extents[1])
+        of_head = dict(host.parts).get("head_variant")
+        return host.list_batch * batch + (0 if of_head is None else int(of_head[head]))
+
+    def _where(self, number: int) -> str:
+        batch, head = divmod(number, self.making.extents[1])
+        batches, heads = self.making.extents
+        names = [f"sequence {batch}"] if batches > 1 else []
+        return ", ".join([*names, *([f"head {head}"] if heads > 1 else [])]) or "all sequences"
+
+    def _check_ptr(self, side: int, ptr: np.ndarray) -> None:
+        """Refuse offsets that do not ascend within the room of their list."""
+        room = self.making.capacity
+        for number, offsets in enumerate(ptr):
+            start = number * room
+            wrong = np.flatnonzero((np.diff(offsets, prepend=start) < 0) | (offsets > start + room))
+            if offsets[0] != start or wrong.size:
+                line = int(wrong[0]) if wrong.size else 0
+                raise WrongDeviceLists(
+                    f"{self._where(number)}, tile {_NAMES[side]} {line}",
+                    f"its tiles begin at entry {offsets[line]}",
+                    f"they lie in order in entries {start} to {start + room}",
+                )
+
+    def _lists(
+        self, side: int, ptr: np.ndarray, words: np.ndarray, host: Tables
+    ) -> Iterator[_OneList]:
+        parts, line, across = dict(host.parts), _LINES[side], self._across(side)
+        host_ptr = parts[f"{line}_ptr"].reshape(-1, ptr.shape[1])
+        for number, offsets in enumerate(ptr):
+            on_host = host_ptr[self._of_host(number, host)]
+            of_host = _keys(on_host, parts[f"{line}_tiles"], across)
+            yield _OneList(self._where(number), *_keys(offsets, words, across), *of_host)
+
+    def _check_stops(
+        self, stops: np.ndarray, words: np.ndarray, ptr: np.ndarray, host: Tables
+    ) -> None:
+        """Compare where the documents end that tiles begin with."""
+        host_stops = host.slots[-1].values.reshape(-1, self.making.sizes.n_kv)
+        for number, ends in enumerate(stops):
+            host_ends = host_stops[self._of_host(number, host) if len(host_stops) > 1 else 0]
+            first = np.unique(words[ptr[number, 0] : ptr[number, -1]] >> 1)
+            wrong = first[ends[first] != host_ends[first]]
+            if wrong.size:
+                key = int(wrong[0])
+                raise WrongDeviceLists(
+                    f"{self._where(number)}, the tile that begins with key {key}",
+                    f"its document ends before key {abs(int(ends[key]))}",
+                    f"it ends before key {abs(int(host_ends[key]))}",
+                )
+
+    def _check_items(self, side: int, ptr: np.ndarray, items: np.ndarray) -> None:
+        """Compare work items with the lists: the items of a head and line take each tile of its
+        list once, and a line without tiles has one item."""
+        making = self.making
+        (_, heads), lines = making.extents, making.tiles[side]
+        shape = making.lists, making.owners, lines
+        number, owner, line = (index.ravel() for index in np.indices(shape))
+        head = (number // heads * making.owners + owner) * making.owner_heads + number % heads
+        wanted = _stretches(head, line, ptr[number, line], np.diff(ptr)[number, line])
+        items = items[items[:, 0] != _UNUSED]
+        line = np.zeros_like(items[:, 0]) if making.parts else items[:, 0]
+        taken = _stretches(items[:, 1], line, items[:, 2], items[:, 3])
+        for head_and_line in sorted(wanted.keys() | taken.keys()):
+            of_items, of_list = taken.get(head_and_line), wanted.get(head_and_line)
+            if of_items != of_list:
+                where, at = head_and_line
+                place = f"the work of query head {where} of all, tile {_NAMES[side]} {at}"
+                raise WrongDeviceLists(place, _spelled(of_items), _spelled(of_list))
+
+
+def _stretches(
+    head: np.ndarray, line: np.ndarray, first: np.ndarray, count: np.ndarray
+) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """The stretches of entries (first, past the last) by head and line, joined where one begins
+    where the one before ends."""
+    joined: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    order = np.lexsort((first, line, head))
+    columns = (x[order].tolist() for x in (head, line, first, first + count))
+    for head_at, line_at, begin, end in zip(*columns, strict=True):
+        stretches = joined.setdefault((head_at, line_at), [])
+        if stretches and begin < end and stretches[-1][1] == begin:
+            stretches[-1] = stretches[-1][0], end
+        else:
+            stretches.append((begin, end))
+    return joined
+
+
+def _spelled(stretches: list[tuple[int, int]] | None) -> str:
+    if stretches is None:
+        return "no item"
+    return "entries " + ", ".join(f"{begin} to {end}" for begin, end in stretches)
+
+
+def _keys(ptr: np.ndarray, words: np.ndarray, across: int) -> tuple[np.ndarray, np.ndarray]:
+    """(line * across + tile, whether it is full) of the tiles of one list."""
+    entries = words[ptr[0] : ptr[-1]].astype(np.int64)
+    line = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    return line * across + (entries >> 1), (entries & 1).astype(bool)
+
+
+def _check_tiles(one: _OneList, line: str, across: int, same: bool) -> None:
+    """Compare the tiles of a list.
+
+    Args:
+        same: whether both must have the same tiles; else the device's may be more.
+    """
+    keys, repeats = one.keys, np.flatnonzero(np.diff(one.keys, prepend=-1) <= 0)
+    missing = np.setdiff1d(one.host_keys, keys)
+    full = np.setdiff1d(keys[one.full], one.host_keys[one.host_full])
+    more = np.setdiff1d(keys, one.host_keys) if same else keys[:0]
+    less = np.setdiff1d(one.host_keys[one.host_full], keys[one.full]) if same else keys[:0]
+    wrong = np.concatenate([missing, full, more, less, keys[repeats]])
+    if not wrong.size:
+        return
+    at = int(wrong.min())
+    row, tile = divmod(at, across)
+    what = f"{line} {row}, " + (f"the tile that begins with key {tile}" if same else f"tile {tile}")
+    device = _kind(at, keys, one.full)
+    if at in keys[repeats]:
+        device += ", out of order"
+    raise WrongDeviceLists(f"{one.where}, tile {what}", device, _kind(at, one.host_keys,
+                                                                     one.host_full))  # fmt: skip
+
+
+def _kind(at: int, keys: np.ndarray, full: np.ndarray) -> str:
+    """Whether a tile is empty, partial or full in a list."""
+    places = np.flatnonzero(keys == at)
+    return "empty" if not places.size else "full" if full[places[-1]] else "partial"

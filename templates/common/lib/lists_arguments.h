@@ -1,0 +1,75 @@
+// The argument block of launches that make tile lists: maskc/core/abi.py.
+
+struct Lists {
+    const void *source[8];  // what the caller gave, by array
+    const i32 *kept_ptr[2];  // [heads][tiles + 1]: candidates, the tiles of any data
+    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending
+    const i32 *mask_args;  // [heads]: the formula's shape, its constants
+    const i32 *cases;  // selections: [cases][2], a variant and a head that has the case
+    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
+    const i32 *planned;  // [items + merges][WORK_FIELDS] of candidates, or null
+    i32 *array[8];  // what is given, or chosen, as the pass reads it
+    i32 *bounds;  // [tiles][4]: least and greatest of a tile, 0, their last end
+    i32 *starts;  // [batches][tile columns][4] bits: keys that begin a tile, or null
+    i32 *seen[3];  // [lists][tile rows][2][words]: what some queries chose, and all
+    i32 *bits[2];  // [lists][words][2]: candidates that stay, and are full
+    i32 *counts[2];  // [lists][tiles]: live tiles
+    i32 *ptr[2];  // [lists][tiles + 1]: row_ptr and col_ptr
+    i32 *tiles[2];  // row_tiles and col_tiles; [lists][room]
+    i32 *work;  // [items][WORK_FIELDS], or null
+    i32 *counter;  // [counters], to be cleared
+    i32 *verdict;  // whether anything given was wrong, or null
+    i32 *state;  // [STATE_WORDS + lists * STATE_OF_LIST], zero before the launch
+    i32 *spent;  // the state of the launch before, to be cleared, or null
+    i32 *report;  // the verdict, set and never cleared, in memory of the host
+    i32 *fine;  // likewise: gets the ticket where nothing was wrong, or null
+    i32 *result[5];  // what is spoilt where something was
+    i64 most[8];  // tokens of a document
+    i64 ticket;  // of the lists
+    i64 result_words[5];  // of four bytes
+    i64 source_batch[8];  // elements from one sequence to the next, 0 if shared
+    i64 source_head[8];  // the same of heads
+    i64 source_row[8];  // the same of rows of a table
+    i64 source_step[8];  // elements from one entry, or length, to the next
+    i64 array_batch[8];  // as in struct Attention
+    i64 array_head[8];  // likewise
+    i64 array_row[8];  // likewise
+    i32 source_code[8];  // of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64
+    i32 rule[8];  // 0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative
+    i32 ends[8];  // cumulative lengths of a sequence
+    i32 batches[8];  // sequences of the array, or 1
+    i32 heads_of[8];  // heads of the array, or 1
+    i32 rows[8];  // of a table, or 1
+    i32 columns[8];  // entries of a row
+    i32 first_block[17];  // of each reading; then how many there are
+    i32 first_tile[16];  // of each reading, among all bounds
+    i32 bit_words[2];  // of a list
+    i32 room[2];  // tiles for which a list has room
+    i32 n[2];  // queries, and keys
+    i32 tile[2];  // tokens of a tile
+    i32 tile_count[2];  // tile rows, and tile columns
+    i32 lists;  // of tiles: sequences with data of their own, times heads likewise
+    i32 heads;  // lists of a sequence
+    i32 sharing;  // query heads with lists of their own that share items' columns, or 0
+    i32 wide;  // whether constants have two words
+    i32 most_runs;  // documents of a list with which its tiles may begin
+    i32 reading_blocks;  // of the launch: they read the data
+    i32 reading_tiles;  // that such a block reads, at most READ_TILES
+    i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
+    i32 item_blocks;  // of the launch: they write what is planned, if anything is
+    i32 first_side;  // the first one that gets lists: 0 rows, 1 columns
+    i32 work_side;  // whose tiles items have, if there are any
+    i32 owners;  // of the items of every tile of a list: heads, or groups of them
+    i32 owner_heads;  // query heads from one owner to the next
+    i32 item_heads;  // of an item, see WORK_FIELDS
+    i32 group_owners;  // of a list that share the cache
+    i32 group_lists;  // that share it; above 1 with all of their owners
+    i32 parts;  // packed heads: items and parts of a row for which there is room; else 0
+    i32 most_parts;  // of a row
+    i32 part_tiles[2];  // of a part, at least, and of long rows
+    i32 item_tiles;  // of an item, at most
+    i32 blocks;  // of the pass that run at once: each is to have an item
+    i32 items;  // that are planned
+    i32 merges;  // behind them
+    i32 counters;  // of the pass
+};
