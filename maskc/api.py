@@ -361,17 +361,23 @@ def diff(
     return find(a, b, n if n_q is None else n_q, n_kv, n_heads, data)
 
 
-def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+def merge(
+    outs: Sequence[Any], lses: Sequence[Any], *, layout: str | None = None
+) -> tuple[Any, Any]:
     """Attention over the union of disjoint pieces, from the pieces' results.
 
     Args:
-        outs: each [B, H, N, Dv]; lses: each fp32 [B, H, N], natural log.
+        outs: as `attention` returned them: each [B, H, N, Dv], [B, N, H, Dv] of layout="bshd",
+            [N, B, H, Dv] of layout="sbhd", or [tokens, H, Dv] of packed tokens.
+        lses: each fp32 [B, H, N], or [H, tokens] of packed tokens, natural log.
+        layout: of `outs`: "bhsd", "bshd" or "sbhd". None: shapes and strides tell. Pass it if there
+            are as many tokens as heads or sequences, and the results were copied.
 
     Returns:
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
 
     Raises:
-        BadOption: outs or lses is no list (MC407).
+        BadOption: outs or lses is no list, or the layout is unknown (MC407).
         BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join
@@ -379,4 +385,4 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     for name, pieces in (("outs", outs), ("lses", lses)):
         if not isinstance(pieces, Sequence):
             raise BadOption(name, "a list with an array per piece", type(pieces).__name__, at=name)
-    return join(outs, lses)
+    return join(outs, lses, layout=layout)

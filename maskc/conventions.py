@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
-from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens
-from maskc.core.errors import BadOption, NotAMask
+import numpy as np
+
+from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
+from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import tokens_major, torch_of
+from maskc.core.tensors import LAYOUTS, in_memory_order, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, flags, intervals
@@ -24,7 +26,6 @@ from maskc.dsl.nodes import END, START
 from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
-LAYOUTS = ("bhsd", "bshd", "sbhd")
 _DOCUMENTS, _REAL = "cu_seqlens", "cu_seqlens_real"
 _STORED = "cu_seqlens_q_padded"
 """Sequences that are padded where they are stored."""
@@ -166,7 +167,10 @@ class Keywords(NamedTuple):
                 "window_size then count inside of each sequence"
             )
             raise BadOption("mask", wanted, "a mask", at="mask")
-        data[BROUGHT] = _keys_of_queries((of_q, stored_q), (of_k, stored_k), n_q, is_causal, sides)
+        tokens = n_q, n_kv
+        data[BROUGHT] = _keys_of_queries(
+            (of_q, stored_q), (of_k, stored_k), tokens, is_causal, sides
+        )
         return BROUGHT
 
     def _of_keys(self, of_q: Any, stored_q: Any) -> tuple[Any, Any]:
@@ -201,12 +205,41 @@ def _window(given: Any) -> tuple[int, int] | None:
     return left, right
 
 
+def _array(ends: Any) -> Any:
+    return np.asarray(ends) if isinstance(ends, list | tuple) else ends
+
+
+def _check_ends(name: str, ends: Any, tokens: int) -> None:
+    """Refuse what are no cumulative lengths. Nothing waits for values on a GPU, and a compiler has
+    none.
+
+    Raises:
+        DataShape, DataType: they are no vector of integers (MC303, MC304).
+        DataRange: see `check_ends` (MC305).
+    """
+    torch = torch_of(ends)
+    if torch is not None and torch.compiler.is_compiling():
+        return
+    shape = tuple(ends.shape)
+    if len(shape) != 1 or shape[0] == 0:
+        raise DataShape(name, shape, "[documents + 1]", at=name)
+    if "int" not in str(ends.dtype):
+        raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
+    on_host = isinstance(ends, np.ndarray) or (
+        torch is not None and type(ends) is torch.Tensor and ends.device.type == "cpu"
+    )
+    if on_host:
+        check_ends(name, np.asarray(ends), tokens)
+
+
 class _Places(NamedTuple):
     """The sequence of each query, and its place there; computed where the arrays are."""
 
     xp: Any
     """The library of the arrays."""
     sequence: Any
+    end: Any
+    """Index of the sequence's end; without sequences, [0], that of its begin."""
     place: Any
     length: Any
     """Queries of the sequence."""
@@ -221,9 +254,11 @@ class _Places(NamedTuple):
         here = {"device": lengths.device} if library == "torch" else {}
         token = xp.arange(n, **here)
         sequence = xp.searchsorted(stored[1:], token, side="right").clip(0, max(len(stored) - 2, 0))
+        end = sequence + min(1, len(stored) - 1)
         place = token - stored[sequence]
-        length = lengths[sequence + 1] - lengths[sequence]
-        return cls(xp, sequence, place, length, (place < length) & (token < stored[-1]))
+        length = lengths[end] - lengths[sequence]
+        is_real = (place < length) & (token < stored[-1])
+        return cls(xp, sequence, end, place, length, is_real)
 
 
 def _alike(name: str, x: Any, like: Any) -> None:
@@ -244,8 +279,12 @@ def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
+        MaskcError: see `_check_ends`.
     """
+    lengths, stored = _array(lengths), _array(stored)
     _alike("cu_seqlens_q_padded", stored, lengths)
+    _check_ends("cu_seqlens_q", lengths, n)
+    _check_ends("cu_seqlens_q_padded", stored, n)
     places = _Places.of(lengths, stored, n)
     ends = stored[:-1] + (lengths[1:] - lengths[:-1])
     both = places.xp.stack([stored[:-1], ends], -1).reshape(-1)
@@ -253,7 +292,7 @@ def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
 
 
 def _keys_of_queries(
-    of_q: tuple[Any, Any], of_k: tuple[Any, Any], n_q: int, is_causal: bool,
+    of_q: tuple[Any, Any], of_k: tuple[Any, Any], tokens: tuple[int, int], is_causal: bool,
     sides: tuple[int, int] | None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """(first key, the one after the last) of every query, where the last tokens of each sequence
@@ -261,17 +300,32 @@ def _keys_of_queries(
 
     Args:
         of_q, of_k: cumulative lengths, and where sequences begin.
+        tokens: queries and keys.
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
+        MaskcError: see `_check_ends`.
     """
-    names = "cu_seqlens_q_padded", "cu_seqlens_k", "cu_seqlens_k_padded"
-    for name, x in zip(names, (of_q[1], *of_k), strict=True):
-        _alike(name, x, of_q[0])
-    (lengths_k, stored_k), query = of_k, _Places.of(*of_q, n_q)
+    n_q, n_kv = tokens
+    lengths_q, stored_q, lengths_k, stored_k = map(_array, (*of_q, *of_k))
+    arrays = {
+        "cu_seqlens_q": (lengths_q, n_q),
+        "cu_seqlens_q_padded": (stored_q, n_q),
+        "cu_seqlens_k": (lengths_k, n_kv),
+        "cu_seqlens_k_padded": (stored_k, n_kv),
+    }
+    if of_q[1] is of_q[0]:
+        del arrays["cu_seqlens_q_padded"]
+    if of_k[1] is of_k[0]:
+        del arrays["cu_seqlens_k_padded"]
+    for name, (ends, _) in arrays.items():
+        _alike(name, ends, lengths_q)
+    for name, (ends, count) in arrays.items():
+        _check_ends(name, ends, count)
+    query = _Places.of(lengths_q, stored_q, n_q)
     xp, which = query.xp, query.sequence
     low = stored_k[which] + 0 * query.place
-    high = low + lengths_k[which + 1] - lengths_k[which]
+    high = low + lengths_k[query.end] - lengths_k[which]
     position = high - query.length + query.place
     left, right = sides or (-1, -1)
     right = 0 if is_causal and right != 0 else right
@@ -343,8 +397,8 @@ def tokens_first(results: Any, packed: bool, layout: str | None = None) -> Any:
     """Return the results of a call with tokens before heads, and before sequences in the layout
     "sbhd"; log-sum-exps keep heads before tokens."""
     if isinstance(results, tuple):
-        out, lse = results
-        return tokens_first(out, packed, layout), tokens_major(lse[0] if packed else lse)
+        out, lse = tokens_first(results[0], packed, layout), results[1]
+        return out, in_memory_order(out, lse[0] if packed else lse, layout or "bshd")
     if packed:
         return results[0].swapaxes(0, 1)
     out = results.swapaxes(1, 2)

@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.attention_call import CallOptions
 from maskc.core.captured import Captured
-from maskc.core.errors import ReservedName
+from maskc.core.errors import DataRange, ReservedName
 from maskc.core.source import SourceLoc
 
 SELECTING = ("return_selection", "indexer_loss")
@@ -187,6 +187,31 @@ class CuSeqlens:
     array: object
     max_seqlen: object = None
     """The most tokens of a document, an integer; None where nothing is promised."""
+
+
+def check_ends(name: str, ends: np.ndarray, length: int) -> None:
+    """Refuse cumulative lengths that are none of `length` tokens.
+
+    Args:
+        ends: integers, one at least.
+
+    Raises:
+        DataRange: they do not start at 0, end behind the tokens, or fall.
+    """
+    if ends[0] == 0 and ends[-1] <= length and (ends[1:] >= ends[:-1]).all():
+        return
+    if ends[0] != 0:
+        mistake = f"cumulative lengths start at {ends[0]}, not 0"
+    elif ends[-1] > length:
+        mistake = f"cumulative lengths end at {ends[-1]}, behind the {length} tokens"
+    elif (outside := (ends < 0) | (ends > length)).any():
+        at = int(np.argmax(outside))
+        mistake = f"a cumulative length, {ends[at]} at position {at}, is not in 0..{length}"
+    else:
+        at = int(np.argmax(ends[1:] < ends[:-1]))
+        mistake = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
+    hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
+    raise DataRange(name, mistake, hint, at=name)
 
 
 def check_name(name: object, at: SourceLoc | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
@@ -104,23 +105,51 @@ def order_of(shape: Shape, strides: Shape) -> Shape:
     return tuple(order)
 
 
-def tokens_major(lse: Any) -> Any:
-    """The log-sum-exps [.., H, N] of a call whose tensors have tokens first.
+LAYOUTS = ("bhsd", "bshd", "sbhd")
+"""Orders of sequences, heads and tokens in the tensors of a call."""
 
-    Where there are as many tokens as heads, no shape tells how they go with `out`: memory does
-    then, in which tokens come before heads.
+
+def axes_of(layout: str, rank: int) -> Shape:
+    """For each axis of `out` but the last, the axis of log-sum-exps [B, H, N] or [H, N]."""
+    axes = tuple(range(rank))
+    if rank < 2 or layout == "bhsd":
+        return axes
+    return (*axes[:-2], rank - 1, rank - 2) if layout == "bshd" else (rank - 1, *axes[:-1])
+
+
+def lse_shape(out: Shape, layout: str) -> Shape:
+    """The shape of the log-sum-exps of a call with this layout, from the shape of its `out`."""
+    axes = axes_of(layout, len(out) - 1)
+    return tuple(out[axes.index(axis)] for axis in range(len(axes)))
+
+
+def layouts_of(out: Shape, lse: Shape) -> tuple[str, ...]:
+    """The layouts that results of these shapes may have; packed tokens have no sequences."""
+    known = LAYOUTS if len(lse) == 3 else LAYOUTS[:2]
+    return tuple(layout for layout in known if lse_shape(out, layout) == tuple(lse))
+
+
+def in_memory_order(out: Any, lse: Any, layout: str) -> Any:
+    """The log-sum-exps of a call with this layout.
+
+    Where shapes do not tell how they go with `out`, as with as many tokens as heads, memory does
+    then: it has sequences, heads and tokens in the order of `out`.
     """
-    if lse.shape[-1] != lse.shape[-2] or lse.shape[-1] < 2:
+    if len(layouts_of(out.shape, lse.shape)) < 2 or is_in_memory_order(lse, layout):
         return lse
-    turned = lse.swapaxes(-1, -2)
+    axes = axes_of(layout, len(lse.shape))
+    turned = lse.permute(axes) if hasattr(lse, "permute") else lse.transpose(axes)
     copy = turned.contiguous() if hasattr(turned, "contiguous") else turned.copy()
-    return copy.swapaxes(-1, -2)
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+    return copy.permute(back) if hasattr(copy, "permute") else copy.transpose(back)
 
 
-def is_tokens_major(lse: Any) -> bool:
-    """Whether memory holds tokens before heads, see `tokens_major`."""
+def is_in_memory_order(lse: Any, layout: str) -> bool:
+    """Whether memory holds log-sum-exps in the order of this layout, see `in_memory_order`."""
     strides = lse.stride() if hasattr(lse, "stride") else lse.strides
-    return bool(strides[-2] < strides[-1])
+    axes = axes_of(layout, len(lse.shape))
+    ordered = [strides[axis] for axis in axes if lse.shape[axis] > 1]
+    return all(outer > inner for outer, inner in pairwise(ordered))
 
 
 def torch_of(x: Any) -> Any:

@@ -16,10 +16,10 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
 from maskc.ir.heads import heads_of
-from maskc.ir.lower import differs_by_head, lower, segment
+from maskc.ir.lower import differs_by_head, lower
 from maskc.ir.normal import normal
 from maskc.ir.simplify import simplify
-from maskc.ir.types import MaskIR
+from maskc.ir.types import MaskIR, segment
 
 
 def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:

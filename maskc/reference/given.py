@@ -267,7 +267,9 @@ def _ids(name: str, given: Read, length: int, nobody: int) -> np.ndarray:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)
     ends = [int(end) for end in array]
     if not ends or ends[0] != 0 or ends[-1] > length or ends != sorted(ends):
-        raise DataRange(name, f"{ends} must ascend from 0 to at most {length}", "", at=name)
+        mistake = f"{ends} must ascend from 0 to at most {length}"
+        hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
+        raise DataRange(name, mistake, hint, at=name)
     ids = np.full(length, nobody, dtype=np.int64)
     for document in range(len(ends) - 1):
         ids[ends[document] : ends[document + 1]] = document

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from maskc.core.errors import BadOption, MixedLibraries, PiecesDiffer
-from maskc.core.tensors import is_tokens_major, tokens_major
+from maskc.core.tensors import (
+    LAYOUTS,
+    axes_of,
+    in_memory_order,
+    is_in_memory_order,
+    layouts_of,
+    lse_shape,
+)
 from maskc.runtime.arrays.known import cast_like, module_of, widened
 from maskc.runtime.autograd import kind_of
 
@@ -21,12 +28,12 @@ def merge(
 
     Args:
         outs: one array per piece, as `mc.attention` returned it: [B, H, N, Dv], [B, N, H, Dv] with
-            layout="bshd", or [tokens, H, Dv] of packed tokens. All are of one library: torch, CuPy
-            or NumPy.
+            layout="bshd", [N, B, H, Dv] with layout="sbhd", or [tokens, H, Dv] of packed tokens.
+            All are of one library: torch, CuPy or NumPy.
         lses: fp32 [B, H, N], or [H, tokens] of packed tokens, per piece, natural log, as
             `return_lse=True` gives them. Sink logits may be counted in one piece only.
-        layout: "bhsd" or "bshd": whether heads or tokens come first in `outs`. None: shapes tell,
-            and where there are as many tokens as heads, the strides of what attention returned.
+        layout: of `outs`: "bhsd", "bshd" or "sbhd". None: shapes tell, and where there are as many
+            tokens as heads or sequences, the strides of what attention returned.
 
     Returns:
         (out in the shape and dtype of the first piece, lse fp32). A row that is empty in every
@@ -42,10 +49,14 @@ def merge(
             "outs", f"({len(outs)} pieces)", f"{len(lses)} pieces, at least 1", at="outs"
         )
     _check_libraries(outs, lses)
-    if not _tokens_first(outs, lses, layout):
+    layout = _layout(outs, lses, layout)
+    if layout == "bhsd":
         return _merged(outs, lses)
-    out, lse = _merged([out.swapaxes(-2, -3) for out in outs], lses)
-    return out.swapaxes(-2, -3), tokens_major(lse)
+    move, axes = module_of(outs[0]).moveaxis, axes_of(layout, len(lses[0].shape))
+    heads_first = tuple(range(len(axes)))
+    out, lse = _merged([move(out, heads_first, axes) for out in outs], lses)
+    out = move(out, axes, heads_first)
+    return out, in_memory_order(out, lse, layout)
 
 
 def _merged(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
@@ -65,33 +76,37 @@ def _merged(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     return cast_like(sum(terms[1:], terms[0]), outs[0]), lse
 
 
-def _tokens_first(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> bool:
-    """Whether tokens come before heads in all `outs`.
+def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str:
+    """The layout of all `outs`, see `merge`.
 
     Raises:
         PiecesDiffer, BadOption.
     """
-    if layout not in (None, "bhsd", "bshd"):
-        raise BadOption("layout", "'bhsd' or 'bshd'", repr(layout), at="layout")
+    if layout not in (None, *LAYOUTS):
+        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
     shape = tuple(outs[0].shape)
-    heads_first, tokens_first = shape[:-1], (*shape[:-3], *shape[-3:-1][::-1])
-    wanted = {None: (heads_first, tokens_first), "bhsd": (heads_first,), "bshd": (tokens_first,)}
+    wanted = dict.fromkeys(lse_shape(shape, name) for name in ([layout] if layout else LAYOUTS))
+    layouts: set[str | None] = set()
     for out, lse in zip(outs, lses, strict=True):
         if tuple(out.shape) != shape:
             raise PiecesDiffer("outs", tuple(out.shape), shape, at="outs")
-        if tuple(lse.shape) not in wanted[layout]:
-            shapes = " or ".join(map(str, dict.fromkeys(wanted[layout])))
+        if tuple(lse.shape) not in wanted:
+            shapes = " or ".join(map(str, wanted))
             raise PiecesDiffer("lses", tuple(lse.shape), shapes, at="lses")
-    if layout is not None:
-        return layout == "bshd"
-    if heads_first == tokens_first:
-        orders = {len(shape) > 2 and is_tokens_major(lse) for lse in lses}
-    else:
-        orders = {tuple(lse.shape) == tokens_first for lse in lses}
-    if len(orders) > 1:
+        layouts.add(layout or _by_memory(lse, layouts_of(shape, lse.shape)))
+    name = layouts.pop()
+    if layouts or name is None:
         what = "given, or the same in all pieces"
-        raise BadOption("layout", what, "strides of tokens first and of heads first", at="layout")
-    return orders.pop()
+        kinds = "strides that do not tell whether tokens, heads or sequences come first"
+        raise BadOption("layout", what, kinds, at="layout")
+    return name
+
+
+def _by_memory(lse: Any, fitting: Sequence[str]) -> str | None:
+    """One of the layouts that fit; None where memory does not tell either."""
+    if len(fitting) == 1:
+        return fitting[0]
+    return next((layout for layout in fitting if is_in_memory_order(lse, layout)), None)
 
 
 def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:

@@ -243,9 +243,10 @@ TEXTS = {
     ),
     "MC425": (
         lambda: merge([zeros(1, 4, 6, 8)], [zeros(1, 4, 5)]),
-        "MC425 lses  lses has shape (1, 4, 5), expected (1, 4, 6) or (1, 6, 4)\n"
+        "MC425 lses  lses has shape (1, 4, 5), expected (1, 4, 6) or (1, 6, 4) "
+        "or (4, 6, 1)\n"
         "    hint: pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first "
-        "[B, N, H, Dv] or [tokens, H, Dv], and lse [B, H, N] or [H, tokens]",
+        "([B, N, H, Dv], [N, B, H, Dv] or [tokens, H, Dv]), and lse [B, H, N] or [H, tokens]",
     ),
     "MC416": (
         lambda: scored(table=np.zeros((2, 3, 4), np.float32)),

@@ -300,7 +300,7 @@ def _sharpen(model: Any) -> None:
 
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if not weight.is_floating_point():
+            if not weight.is_floating_point() or not weight.numel():
                 continue
             if not bool(weight.isfinite().all()) or float(weight.abs().max()) > 1e3:
                 weight.normal_(std=0.02)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadOption, BadShape, DataRange, NotAMask, ReservedName
+from maskc.core.errors import (
+    BadOption,
+    BadShape,
+    DataRange,
+    DataShape,
+    DataType,
+    NotAMask,
+    ReservedName,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -214,6 +222,20 @@ def test_tokens_behind_the_last_sequence_see_nothing() -> None:
     assert not out[50:].any()
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_no_sequences_and_plain_lists(library: str) -> None:
+    """Two arrays may hold no sequence at all, as an idle step of a server does, or be lists."""
+    q = draw(60, 2, 16)
+    if library == "torch":
+        q = pytest.importorskip("torch").from_numpy(q)
+    nothing = mc.attention(q, q, q, cu_seqlens_q=[0], cu_seqlens_k=(0,), is_causal=True)
+    assert not np.asarray(nothing).any()
+    if library == "numpy":
+        listed = OF_Q.tolist()
+        found = mc.attention(q, q, q, cu_seqlens_q=listed, cu_seqlens_k=tuple(listed))
+        close(found, mc.attention(q, q, q, cu_seqlens_q=OF_Q))
+
+
 # ------------------------------------------------------------------ torch
 
 
@@ -234,6 +256,36 @@ def test_gradients_and_compilation() -> None:
 
 
 # ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("ends", "error", "found"),
+    [
+        ([3, 24], DataRange, "start at 3, not 0"),
+        ([0, 30], DataRange, "end at 30, behind the 24 tokens"),
+        ([0, 24, 5], DataRange, "fall from 24 to 5 at position 2"),
+        ([0, -3, 24], DataRange, "-3 at position 1, is not in 0..24"),
+        ([[0, 24]], DataShape, r"has shape \(1, 2\), expected \[documents \+ 1\]"),
+        (24, DataShape, r"has shape \(\), expected"),
+        ([0.0, 24.0], DataType, "expected integers"),
+        ([False, True], DataType, "has dtype bool, expected integers"),
+    ],
+)
+def test_wrong_cumulative_lengths_are_refused(ends, error, found: str, library: str) -> None:
+    """The lengths of queries and of keys are checked alike, whether they are one array or two."""
+    x, right, wrong = draw(24, 2, 16), np.array([0, 24]), np.array(ends)
+    right = np.pad(right, (0, max(wrong.size - 2, 0)), mode="edge")
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x, right, wrong = (torch.from_numpy(np.asarray(given)) for given in (x, right, wrong))
+    for of_q, of_k, name in (
+        (wrong, wrong + wrong * 0, "cu_seqlens_q"),
+        (right, wrong, "cu_seqlens_k"),
+    ):
+        if tuple(of_q.shape) == tuple(of_k.shape):
+            with pytest.raises(error, match=rf"'{name}'.*{found}"):
+                mc.attention(x, x, x, cu_seqlens_q=of_q, cu_seqlens_k=of_k)
 
 
 def test_contradictions_are_refused() -> None:

@@ -89,15 +89,22 @@ def test_pieces_that_do_not_fit(outs, lses):
 # ------------------------------------------------------------------ what attention returned
 
 
+def copied(x):
+    """A contiguous copy: its strides tell nothing."""
+    return x.contiguous().clone() if hasattr(x, "contiguous") else x.copy(order="C")
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("tokens", [4, 6])
-@pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
-def test_results_of_calls(layout, tokens, library):
-    """Also where there are as many tokens as heads, 4."""
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "sbhd", "packed"])
+def test_results_of_calls(layout, sequences, tokens, library):
+    """Also where there are as many tokens as heads, 4, or as sequences."""
     rng = np.random.default_rng(tokens)
-    q, k, v = (rng.standard_normal((1, 4, tokens, 8)).astype(np.float32) for _ in range(3))
+    sizes = (1 if layout == "packed" else sequences, 4, tokens, 8)
+    q, k, v = (rng.standard_normal(sizes).astype(np.float32) for _ in range(3))
     want, want_lse = attention(q, k, v, np.ones((tokens, tokens), bool))
-    axes = (0, 1, 2, 3) if layout == "bhsd" else (0, 2, 1, 3)
+    axes = {"bhsd": (0, 1, 2, 3), "sbhd": (2, 0, 1, 3)}.get(layout, (0, 2, 1, 3))
     inputs = [np.ascontiguousarray(x.transpose(axes)) for x in (q, k, v)]
     ends = np.array([0, tokens])
     if layout == "packed":
@@ -115,7 +122,7 @@ def test_results_of_calls(layout, tokens, library):
                 return_lse=True,
             ))  # fmt: skip
         else:
-            of_keys = (..., part, slice(None)) if layout == "bhsd" else (slice(None), part)
+            of_keys = tuple(part if axis == 2 else slice(None) for axis in axes)
             own = [x[of_keys] for x in inputs[1:]]
             parts.append(mc.attention(
                 inputs[0], *own, mc.full(), layout=layout, return_lse=True
@@ -124,10 +131,11 @@ def test_results_of_calls(layout, tokens, library):
     if layout == "packed":
         want, want_lse = want[0], want_lse[0]
     first = merge(*zip(*parts[:2], strict=True))  # results are pieces again
+    copies = [tuple(copied(x) for x in part) for part in parts]
     for merged, lse in (
         merge(*zip(*parts, strict=True)),
         merge(*zip(first, parts[2], strict=True)),
-        merge(*zip(*parts, strict=True), layout="bhsd" if layout == "bhsd" else "bshd"),
+        mc.merge(*zip(*copies, strict=True), layout="bshd" if layout == "packed" else layout),
     ):
         np.testing.assert_allclose(np.asarray(merged), want, atol=1e-6)
         np.testing.assert_allclose(np.asarray(lse), want_lse, atol=1e-6)
@@ -139,7 +147,19 @@ def test_layouts_that_differ_are_refused():
     turned = np.ascontiguousarray(lses[1].swapaxes(1, 2)).swapaxes(1, 2)
     with pytest.raises(BadOption, match="layout must be given"):
         merge(outs, [lses[0], turned])
-    with pytest.raises(BadOption, match="'bhsd' or 'bshd'"):
+    with pytest.raises(BadOption, match="'bhsd', 'bshd' or 'sbhd'"):
+        mc.merge(outs, lses, layout="hbsd")
+    with pytest.raises(PiecesDiffer, match=r"expected \(3, 3, 2\)"):
         merge(outs, lses, layout="sbhd")
     with pytest.raises(PiecesDiffer, match=r"expected \(2, 3, 3\)"):
         merge(outs, [lses[0], lses[1][:1]])
+
+
+def test_copies_that_tell_no_layout_are_refused():
+    """[4, 4, 3, 8] with tokens first may be four sequences of four tokens in two layouts."""
+    out, lse = np.ones((4, 4, 3, 8), np.float32), np.zeros((4, 3, 4), np.float32)
+    with pytest.raises(BadOption, match="do not tell whether tokens, heads or sequences"):
+        mc.merge([out, out], [lse, lse])
+    for layout in ("bshd", "sbhd"):
+        merged, _ = mc.merge([out, 3 * out], [lse, lse], layout=layout)
+        np.testing.assert_allclose(merged, 2)

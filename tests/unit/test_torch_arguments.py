@@ -18,6 +18,9 @@ CAUSAL = mc.causal()
 CHOSEN = mc.topk(3, of=CAUSAL, score="given")
 
 
+BIAS = mc.scores.bias()
+
+
 def qkv(heads: int = 2):
     torch.manual_seed(0)
     return [torch.randn(1, heads, N, DIM) for _ in range(3)]
@@ -213,6 +216,23 @@ def test_forward_mode_is_refused(name):
         dual = forward.make_dual(torch.rand(shape), torch.ones(shape))
         with pytest.raises(BadOption, match="forward-mode"):
             call(dual)
+
+
+@pytest.mark.parametrize("name", ["q", "bias", "sink_logits"])
+def test_forward_mode_is_refused_in_a_compiled_graph(name):
+    """A graph is traced without tangents, so only its operator can see them."""
+    q, k, v = qkv()
+    call = {
+        "q": lambda x: mc.attention(x, k, v, CAUSAL),
+        "bias": lambda x: mc.attention(q, k, v, CAUSAL, score=BIAS, bias=x),
+        "sink_logits": lambda x: mc.attention(q, k, v, CAUSAL, sink_logits=x),
+    }[name]
+    graph = torch.compile(call, backend="aot_eager", fullgraph=True)
+    x = torch.rand(ARGUMENTS[name][1])
+    with forward.dual_level():
+        torch.testing.assert_close(graph(x), call(x))
+        with pytest.raises(BadOption, match="forward-mode"):
+            graph(forward.make_dual(x, torch.ones_like(x)))
 
 
 @pytest.mark.parametrize("way", ["hessian", "hvp", "vhp", "jvp"])

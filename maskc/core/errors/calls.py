@@ -102,8 +102,8 @@ class PiecesDiffer(BadShape):
     code = "MC425"
     message = "{0} has shape {1}, expected {2}"
     hint = (
-        "pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first [B, N, H, Dv] "
-        "or [tokens, H, Dv], and lse [B, H, N] or [H, tokens]"
+        "pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first "
+        "([B, N, H, Dv], [N, B, H, Dv] or [tokens, H, Dv]), and lse [B, H, N] or [H, tokens]"
     )
 
 

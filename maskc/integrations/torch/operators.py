@@ -16,7 +16,7 @@ import torch
 
 from maskc.core.tensors import order_of
 from maskc.integrations.torch.eager import backward, forward
-from maskc.integrations.torch.gradients import gradients, refused_twice
+from maskc.integrations.torch.gradients import gradients, refuse_transforms, refused_twice
 from maskc.integrations.torch.keywords import PackedCall
 
 _CALL = (
@@ -56,6 +56,8 @@ def register(named: Callable[[str], Any]) -> None:
 
     def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, keep: bool, data: Any,
                   captured: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
+        if torch.autograd.forward_ad._current_level >= 0:
+            _refuse_tangents(q, k, v, slopes, sinks, data, captured)
         kept = [x.clone() for x in captured or ()] if keep else []
         attn = reading(mask, captured)
         return *forward(attn, PackedCall.of(numbers), q, k, v, slopes, sinks, data or ()), kept
@@ -81,6 +83,24 @@ def register(named: Callable[[str], Any]) -> None:
     torch.library.register_autograd("maskc::attention", _differentiate, setup_context=_remember)
     torch.library.register_autograd("maskc::attention_backward", _refuse_twice)
     _registered.append("maskc")
+
+
+def _refuse_tangents(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *listed: Any) -> None:
+    """Refuse dual tensors in a compiled graph, which was traced without their tangents.
+
+    Kernels run below autograd, where torch cannot read a tangent: no key is excluded meanwhile.
+
+    Raises:
+        BadOption: a tensor has a tangent.
+    """
+    dispatch = torch._C
+    included = dispatch._dispatch_tls_local_include_set()
+    nothing = dispatch.DispatchKeySet(dispatch.DispatchKey.Undefined)
+    arguments = {"q": q, "k": k, "v": v, "alibi_slopes": slopes, "sink_logits": sinks}
+    for name, tensors in zip(("data", "captured"), listed, strict=True):
+        arguments[name] = tuple(tensors or ())
+    with dispatch._ForceDispatchKeyGuard(included, nothing):
+        refuse_transforms(arguments)
 
 
 # ------------------------------------------------------------------ shapes

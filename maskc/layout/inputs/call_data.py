@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.captured import HELD
-from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, check_ends
 from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.leading import leading
@@ -325,22 +325,8 @@ def _ids(
 def _ids_from_ends(
     name: str, given: CuSeqlens, ends: np.ndarray, length: int, nobody: int
 ) -> np.ndarray:
-    hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
-    if ends[0] != 0:
-        raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)
-    if ends[-1] > length:
-        finding = f"cumulative lengths end at {ends[-1]}, behind the {length} tokens"
-        raise DataRange(name, finding, hint, at=name)
-    outside = (ends < 0) | (ends > length)  # whose differences could leave 64 bits
-    if outside.any():
-        at = int(np.argmax(outside))
-        finding = f"a cumulative length, {ends[at]} at position {at}, is not in 0..{length}"
-        raise DataRange(name, finding, hint, at=name)
+    check_ends(name, ends, length)
     sizes: np.ndarray = np.diff(ends.astype(np.int64))
-    if (sizes < 0).any():
-        at = int(np.argmax(sizes < 0))
-        finding = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
-        raise DataRange(name, finding, hint, at=name)
     check_lengths_promised(name, given, sizes)
     numbers = np.repeat(np.arange(len(sizes)), sizes)
     return np.pad(numbers, (0, length - len(numbers)), constant_values=nobody)
