@@ -179,6 +179,7 @@ def page(name: str) -> str:
     return "\n".join(line for part in parts for line in part)
 
 
+@cache
 def planned(mask: Mask, n_heads: int | None) -> KernelPlan:
     """Return the plan of a mask as `maskc explain NAME --target sm_90a` makes it."""
     problem = driver.problem(128, None, n_heads, "bfloat16", None, None, None)

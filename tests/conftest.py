@@ -56,18 +56,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not cover.is_later(item.nodeid, later)]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Thousands of tests and whole libraries stay to the end: the garbage collector need not look
-    at them again and again, which takes a tenth of the time of what runs in Python."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 10, 20)
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The ledger is put in order by the last process."""
     if ledger.WRITE in os.environ and not hasattr(session.config, "workerinput"):
         ledger.tidy()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Tests, and libraries that earlier files loaded, stay to the end: the garbage collector need
+    not look at them again and again. A collection, which benchmarks and torch ask for, else takes
+    a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -88,7 +90,7 @@ def _accepted_by_nvrtc() -> Iterator[None]:
     load = machine.loaded
 
     @cache
-    def loaded(source: str, macros: tuple[str, ...], only: str = "") -> Any:
+    def loaded(source: str, macros: tuple[str, ...], only: tuple[str, ...] = ()) -> Any:
         ledger.accept(source, macros)
         return load(source, macros, only)
 

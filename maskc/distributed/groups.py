@@ -253,7 +253,7 @@ def _captures(device: Any) -> bool:
     """Whether the current stream records a CUDA graph, in which nobody may wait."""
     import torch
 
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def exchanged(ranks: Ranks, device: Any, integers: Sequence[int]) -> list[list[int]]:

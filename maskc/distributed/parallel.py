@@ -96,7 +96,7 @@ def _balancer() -> Any:
     except (ImportError, AttributeError):  # the base class is not part of torch's promises
         base = object
 
-    class PlannedLoadBalancer(base):  # type: ignore[misc]
+    class PlannedLoadBalancer(base):
         """Rearranges tokens into the order of a plan's ranks."""
 
         def __init__(self, plan: Plan) -> None:

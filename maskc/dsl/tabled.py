@@ -23,8 +23,9 @@ from maskc.core.evaluator import Evaluator
 from maskc.core.source import caller
 from maskc.dsl.followed import Followed, TableRows, attribute, during
 
-Run = Callable[[Mapping[str, Any]], Any]
-"""A tensor of places, by the tensors without dimensions that stand for symbols."""
+Run = Callable[[Any], Any]
+"""A tensor of places, by a dictionary of tensors without dimensions that stand for symbols. It also
+keeps the value of each function that ran, as formulas read most values several times."""
 REFUSED = (NotTraceable, ScoreNotTraceable)
 _allowed: ContextVar[ComputedTables | None] = ContextVar("maskc_tabled", default=None)
 
@@ -122,10 +123,11 @@ def tabled(
     """The value of a function that cannot be followed: a table's formula, or an Opaque.
 
     Raises:
-        MaskcError: `refused`: its arguments depend on more than tables may, or it raises.
+        MaskcError: `refused`: its arguments depend on more than tables may, it writes into one of
+            them, or it raises.
     """
     tables = _allowed.get()
-    if tables is None or "torch" not in sys.modules:
+    if tables is None or "torch" not in sys.modules or "out" in named or _writes(function):
         raise refused
     symbols: set[str] = set()
     tensors: list[Any] = []
@@ -135,8 +137,11 @@ def tabled(
         if not symbols or (len(symbols) > 1 and not tables.together):
             raise refused
 
-        def run(env: Mapping[str, Any]) -> Any:
-            return function(*(arg(env) for arg in runs), **{n: x(env) for n, x in by_name.items()})
+        def run(env: Any) -> Any:
+            if run not in env:
+                keywords = {name: arg(env) for name, arg in by_name.items()}
+                env[run] = function(*(arg(env) for arg in runs), **keywords)
+            return env[run]
 
         order = tuple(arg for arg in tables.symbols if arg in symbols)
         places = Places(order, run, tuple(tensors))
@@ -148,6 +153,12 @@ def tabled(
         raise refused from error
     result = tables.entry(places, sample)
     return Opaque(places, sample) if result is None else result
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether a function is a method of tensors that writes into its tensor, such as add_."""
+    name = getattr(function, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and hasattr(torch_of().Tensor, name)
 
 
 def answered(

@@ -155,7 +155,6 @@ def weights(
         if n_q is None:
             n_q, n_kv = weight_lengths(mask, n_heads)
         n_kv = n_q if n_kv is None else n_kv
-        of_q, of_k = made_tensors(n_q, n_kv, seed)
         source = f"synthetic q and k, seed {seed}"
     else:
         of_q, of_k = _checked(q, k, n_q, n_kv)
@@ -165,6 +164,8 @@ def weights(
     most = _MOST_SELECTED if selects(mask) else _MOST
     if n_q * n_kv > most:
         raise TooManyWeights(n_q, n_kv, f"{most:,}", at="n")
+    if q is None:
+        of_q, of_k = made_tensors(n_q, n_kv, seed)
     heads = n_heads or (of_q.shape[1] if of_q.shape[1] > 1 else written_heads(mask))
     _check_index("head", head, max(heads or 1, of_q.shape[1]))
     _check_index("sequence", sequence, of_q.shape[0] if of_q.shape[0] > 1 else sequence + 1)

@@ -15,7 +15,7 @@ from tests.support.drawn_masks import Drawer, Drawn
 from tests.support.fuzz_language import fuzz
 from tests.support.thorough import THOROUGH
 
-MASKS, COMPARED = 3000 if THOROUGH else 300, 0.15
+MASKS, COMPARED = 3000 if THOROUGH else 200, 0.15
 """Masks that are asked, and the share that is compared with others."""
 COMPILED, CALLS = 8, 12
 

@@ -58,7 +58,7 @@ class Probe:
             text: a kernel named `probe`, in CUDA.
             entry: what is launched; an entry point of the source needs no text.
         """
-        self._library = machine.loaded(source + text, macros, entry)
+        self._library = machine.loaded(source + text, macros, (entry,))
         self._entry = entry
 
     def launch(

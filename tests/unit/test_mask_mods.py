@@ -326,6 +326,8 @@ TABLED: dict[str, Mod] = {
     "powers": lambda b, h, q, k: 2 ** (q % 3) > k % 4,
     "chosen": lambda b, h, q, k: torch.where(q < 5, q * q, q).clamp(max=20) > k,
     "real numbers": lambda b, h, q, k: (CHANCE[q] > 0.5) ^ (k % 2 == 0),
+    # ends soon only where each value is computed once
+    "a chain": lambda b, h, q, k: functools.reduce(lambda x, _: x ^ (x >> 1), range(40), q) > k,
 }
 
 
@@ -367,7 +369,16 @@ def test_tables_of_one_index_are_computed_again_where_somebody_writes() -> None:
 # ------------------------------------------------------------------ evaluated
 
 CHANCE = torch.rand(12, generator=torch.Generator().manual_seed(0))
+
+
+def _writes_in_place(b, h, q, k):
+    root = q.float().sqrt()
+    moved = root.add_(1)
+    return (root + moved).long() > k
+
+
 EVALUATED: dict[str, Mod] = {
+    "in place": _writes_in_place,
     "bits": lambda b, h, q, k: ((q ^ k) & (q | k)) % 3 == 0,
     "shifts": lambda b, h, q, k: ((1 << (q % 4)) & k) != 0,
     "products": lambda b, h, q, k: q * k % 5 < 3,

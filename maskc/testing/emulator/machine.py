@@ -65,15 +65,15 @@ def _header() -> Path:
 
 
 @cache
-def loaded(source: str, macros: tuple[str, ...], only: str = "") -> ctypes.CDLL:
-    """A source with some macros, ready to run; `only`: the one entry point that will run."""
+def loaded(source: str, macros: tuple[str, ...], only: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """A source with some macros, ready to run; `only`: the entry points that will run, else all."""
     _runtime()
     defined = [f"-D{name}=1" for name in macros]
     command = [
         "g++", *OF_KERNELS, "-x", "c++", f"-I{_header()}", f"-I{HERE}", *defined,
         "-shared", "-nostdlib", "-Wl,-Bsymbolic",
     ]  # fmt: skip
-    key = "\0".join((_machine_text(), _translator_text(), code(source), only))
+    key = "\0".join((_machine_text(), _translator_text(), code(source), *only))
     made = built(key, ".so", command, lambda: translated(preprocessed(source, defined), only))
     return ctypes.CDLL(str(made))
 
@@ -154,7 +154,7 @@ class Driver:
 
     def load(self, code: Any, shared: dict[str, int]) -> dict[str, Any]:
         source, macros = code
-        library = loaded(source, macros)
+        library = loaded(source, macros, tuple(sorted(shared)))
         return {entry: (library, entry) for entry in shared}
 
     def usable(self, stream: int) -> int:

@@ -156,11 +156,11 @@ _C = 'extern "C"'
 _KERNEL = re.compile(rf"{_C} __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(")
 
 
-def translated(source: str, only: str = "") -> str:
+def translated(source: str, only: tuple[str, ...] = ()) -> str:
     """Return C++ that includes device.h, for a source without directives of the preprocessor.
 
     Args:
-        only: the one entry point that will be launched; others cost nothing then.
+        only: the entry points that will be launched, else all; others take no time to compile.
 
     Raises:
         Unknown: an instruction has no rule.
@@ -171,7 +171,7 @@ def translated(source: str, only: str = "") -> str:
         lambda m: f"auto &{m[2]} = emu::shared_variable<{m[1]}{m[3]}, {next(count)}>();", text
     )
     if only:
-        text = _KERNEL.sub(lambda m: m[0] if m[1] == only else "inline" + m[0][len(_C) :], text)
+        text = _KERNEL.sub(lambda m: m[0] if m[1] in only else "inline" + m[0][len(_C) :], text)
     cases = "".join(
         f'    if (!strcmp(entry, "{name}"))\n'
         f"        return emu::launch({name}, given, blocks, threads, shared, seed);\n"
