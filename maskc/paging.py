@@ -264,15 +264,15 @@ class PagedAttention:
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
         """The mask between two keys of each sequence, which calls name."""
         within = where(lambda q, k: (k >= param(FIRST, 0)) & (k < param(END, 0)))
-        found = placed(self.mask & within, self.heads[0])
-        return found, self._compiled(found)
+        between = placed(self.mask & within, self.heads[0])
+        return between, self._compiled(between)
 
-    def _compiled(self, found: PlacedMask) -> CompiledMask:
+    def _compiled(self, in_pages: PlacedMask) -> CompiledMask:
         from maskc.driver import compile as compiled
 
         loaded = 0 if self.in_e4m3 else self.page_size  # kernels convert nothing on load
         return compiled(
-            found.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
+            in_pages.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
         )
 
     def append(
@@ -785,22 +785,22 @@ class PagedPlan:
         """Make the arrays of blocks over shared keys, of those of the step."""
         if not self.tokens:
             return
-        own, where = self._state, np.where if self._torch is None else self._torch.where
-        positions, rows = own["token_position"], state["rows"]
-        real = positions >= 0 if self._sizes.whole else own["is_real"]
+        arrays, where = self._state, np.where if self._torch is None else self._torch.where
+        positions, rows = arrays["token_position"], state["rows"]
+        real = positions >= 0 if self._sizes.whole else arrays["is_real"]
         row = np.arange(rows.size if self._torch is None else rows.numel())
         inside = self._array((row < self.tokens).reshape(tuple(rows.shape)))
         for name in (*self._paged.placed.reads, POSITION):
             key = _STATE[name]
-            of_token, nothing = own[key].reshape(-1), 0
+            of_token, nothing = arrays[key].reshape(-1), 0
             if name == POSITION:
                 of_token, nothing = positions, -1
             elif not self._sizes.whole:
-                of_token = of_token[own["places"]]
+                of_token = of_token[arrays["places"]]
             state[key][...] = where(inside & real[rows], of_token[rows], nothing)
         state["is_real"][...] = real
         state["key_count"][...] = self._shared_keys
-        state["first_page"][...] = own["spans"][0, 0]
+        state["first_page"][...] = arrays["spans"][0, 0]
 
     def _fill_on_host(self, given: _Given) -> None:
         sizes = self._sizes

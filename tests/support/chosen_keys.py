@@ -27,7 +27,7 @@ class Case(NamedTuple):
     documents: int = 0
     """Tokens of each."""
     dim_v: int = 0
-    """Of v; 0: as of q and k."""
+    """The head dimension of v; 0: that of q and k."""
 
     def tensors(self):
         """q, k, v and dout."""

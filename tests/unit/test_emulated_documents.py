@@ -251,16 +251,16 @@ def test_tokens_behind_the_last_document_see_nothing(mask, lengths):
     if used:
         own = {"f": others["f"][:used]} if others else {}
         live[:used, :used] = torch.tensor(mask.dense(used, doc=ids, **own))
-    found = [
+    runs = [
         called(attn, *given, {"doc": where(lengths, most=None), **others}, deterministic=True)
         for where in (on_device, on_host)
     ]
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
-    for each in found:
-        assert not wrong(each, *sides)
-        assert not each["out"][:, :, used:].any()
+    for result in runs:
+        assert not wrong(result, *sides)
+        assert not result["out"][:, :, used:].any()
     if mask is not FLAGGED:
-        assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+        assert all(torch.equal(x, runs[1][name]) for name, x in runs[0].items())
 
 
 @pytest.mark.parametrize("heads", [1, 2])
