@@ -148,7 +148,7 @@ class Contest:
                 for direction in self.ask.directions:
                     self.broke((impl, ""), direction, reason(error))
             else:
-                found += [made, *made.alternatives] if made is not None else []
+                found += [made, *made.also] if made is not None else []
         return found
 
     def _known_before(self) -> list[Contender]:

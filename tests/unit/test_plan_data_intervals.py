@@ -189,4 +189,4 @@ def test_reports_say_so():
     plan = planned(HAVE["padding, intervals"])
     assert any("from the data; no test per pair" in reason for reason in plan.reasons)
     plan = planned(HAVE["padding, documents and a window"])
-    assert any("run by run" in reason for reason in plan.reasons)
+    assert any("once for each run of equal data" in reason for reason in plan.reasons)

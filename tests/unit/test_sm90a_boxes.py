@@ -163,7 +163,7 @@ def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
 @pytest.mark.parametrize("name", ["axial", "natten_1d", "full", more("sta"), "longformer"])
 def test_others_have_no_boxes(name):
     """STA's tiles are of 384 tokens in a row: tiles of these are never partial."""
-    assert not any(each.boxes for each in planned(pattern(name)()).also)
+    assert not any(each.boxes for each in planned(pattern(name)()).alternatives)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_others_have_no_boxes(name):
 )
 def test_boxes_follow_the_windows(mask, n, live):
     """Where groups of queries share their window, no pair of a tile is wasted."""
-    for plan in planned(mask).also:
+    for plan in planned(mask).alternatives:
         if plan.boxes:
             grid = plan.boxes.grid(n)
             layout = box_layout(plan.boxes, axis_relations(plan.masks[0].axes, grid, {}))
@@ -185,7 +185,7 @@ def test_boxes_follow_the_windows(mask, n, live):
 
 def test_a_whole_row_of_the_grid_is_no_box():
     """Windows as wide as the image: consecutive tokens are as good."""
-    assert not any(each.boxes for each in planned(mc.block_diagonal(64)).also)
+    assert not any(each.boxes for each in planned(mc.block_diagonal(64)).alternatives)
 
 
 # ------------------------------------------------------------------ calls

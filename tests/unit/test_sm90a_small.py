@@ -204,8 +204,8 @@ def test_cycles_of_a_tally():
 
 def test_explain_names_both():
     text = " ".join(explain(planned(streaming(16, 64), 128), 4096).split())
-    assert "tiles of 128 x 128, 2 warpgroups" in text
-    assert "or tiles of 64 x 64, one warpgroup" in text
+    assert "tiles of 128 x 128, 2 consumer warpgroups" in text
+    assert "or tiles of 64 x 64, a consumer warpgroup" in text
     assert "2 blocks per multiprocessor: used if predicted to be faster" in text
     assert "choice 4096 x 4096: 64 x 64" in text
     assert "cycles of one head by program: 64 x 64" in text
