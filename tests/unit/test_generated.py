@@ -145,7 +145,8 @@ def test_text_is_readable_and_imports_little(tmp_path):
 
 def test_the_files_in_the_repository_stay_short():
     """Config headers are read whole, and plans are compact."""
-    lines = {path.name: path.read_text().count("\n") for path in GENERATED.iterdir()}
+    files = [path for path in GENERATED.iterdir() if path.is_file()]
+    lines = {path.name: path.read_text().count("\n") for path in files}
     headers = {name: count for name, count in lines.items() if name.endswith((".c", ".cu"))}
     assert sum(lines.values()) < 8000
     assert max(headers.values()) <= 141, headers
