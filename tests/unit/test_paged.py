@@ -453,10 +453,10 @@ def test_new_tokens_go_into_pages(how, layout, where, monkeypatch):
 @pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
 def test_new_tokens_go_into_given_slots(where, monkeypatch):
     """In place of a plan; rows without a slot of the pool change nothing."""
+    make = (lambda x: x) if where == "numpy" else pytest.importorskip("torch").from_numpy
     if where == "sm_90a":
         machine.install(monkeypatch)
     target, dim = (where, 64) if where == "sm_90a" else ("cpu", 16)
-    make = (lambda x: x) if where == "numpy" else pytest.importorskip("torch").from_numpy
     attn = on_cpu(mc.causal(), 8, dim=dim, target=target, layout="HND",
                   dtype="bfloat16" if where == "sm_90a" else "float32")  # fmt: skip
     k, v = np.random.default_rng(0).integers(-9, 9, (2, 5, 2, dim)).astype(np.float32)
