@@ -105,7 +105,7 @@ class AttentionBackendEnum(enum.Enum):
 
 
 VLLM_PATHS: dict[str, str] = {}
-"""What is registered: class paths by name."""
+"""Registered class paths by name."""
 
 
 class _WithRegistered:
