@@ -434,9 +434,8 @@ def _in_parts(
     starts = pieces.start[owners.list]
     parts, rows = _running(pieces.cut), _running(pieces.cut * (pieces.place == 0))
     part_counts = parts[pieces.start[owners.list + 1]] - parts[starts]
-    base = (
-        np.cumsum(part_counts) - part_counts - parts[starts]
-    )  # of an owner, less the parts of earlier lists
+    # Of an owner, less the parts of earlier lists.
+    base = np.cumsum(part_counts) - part_counts - parts[starts]
     live = pieces.count[piece] > 0
     owner, piece = owner[live], piece[live]
     number = 1 + base[owner] + parts[piece]
