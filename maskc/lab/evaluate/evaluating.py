@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.errors import BadTensors
+from maskc.core.errors import BadTensors, SameNames
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node, default_parameters, structure
@@ -132,6 +132,7 @@ def evaluate(
 
     Raises:
         NotAMask: a value is not a mask (MC106).
+        SameNames: two candidates have the same name (MC695).
         BadTensors: data are a function of tokens, and there are none (MC730).
         MaskcError: see calls of the masks.
     """
@@ -189,6 +190,10 @@ def _candidates(masks: Mapping[str, Mask] | Sequence[Candidate]) -> list[Candida
             if not isinstance(mask, Node):
                 raise not_a_mask("evaluate", mask, f"masks[{name!r}]")
         return [Candidate(name, mask) for name, mask in masks.items()]
+    by_name: dict[str, Candidate] = {}
+    for one in masks:
+        if (other := by_name.setdefault(one.name, one)) is not one:
+            raise SameNames(one.name, other.mask, one.mask, at="masks")
     return list(masks)
 
 
