@@ -260,6 +260,7 @@ def test_statements_follow_the_parameters(opened):
     taken = page.evaluate("maskcExplorer.model.taken")
     assert f"tiles of {taken['tile'][0]} x {taken['tile'][1]}" in taken["said"]
     assert page.evaluate("maskcExplorer.tile") == taken["tile"]
+    assert "The mask pays from N = " in page.inner_text(price)
     assert "one head" in page.inner_text(price).lower()
     assert "roofline of 16 heads" in page.inner_text(price).lower()
     page.evaluate("maskcExplorer.map.point(200, 160)")
@@ -268,7 +269,8 @@ def test_statements_follow_the_parameters(opened):
     shown_in(page, "Compare", "nothing is proved")
     for text in ("Proved", "at all lengths", "At other lengths"):
         assert text not in page.inner_text(compare)
-    assert "a call of these lengths runs" not in page.inner_text(price)
+    for text in ("a call of these lengths runs", "The mask pays", "predicted, 16 heads"):
+        assert text not in page.inner_text(price)
     assert "as it was written" in page.inner_text("section[aria-label=Source]")
     page.evaluate("maskcExplorer.setParam('window', maskcExplorer.parameters[1].value)")
     shown_in(page, "Compare", "at all lengths")
@@ -284,6 +286,10 @@ def test_made_up_data_are_called_so(opened):
 
 def test_keys_and_text_twin(opened):
     page = opened(model_of(STREAMING, 300))
+    page.keyboard.press("?")  # nothing has the focus yet
+    assert page.evaluate("document.querySelector('dialog').open")
+    page.keyboard.press("Escape")
+    assert not page.evaluate("document.querySelector('dialog').open")
     page.focus(".map")
     before = page.evaluate("maskcExplorer.map.view.scale")
     page.keyboard.press("+")

@@ -175,7 +175,7 @@ export class Explorer {
   /** Whose tiles these are, where a call may run others. */
   tileNote() {
     const { taken } = this;
-    if (taken) return ` By the cost model, ${taken.said}.`;
+    if (taken) return ` ${taken.said}.`;
     return this.model.price?.others ? " Tiles are those of the plan's first source; a call may run others." : "";
   }
 
@@ -516,7 +516,7 @@ export class Explorer {
       this.dialog,
     );
     this.root.append(this.shell);
-    this.shell.addEventListener("keydown", (event) => this.#key(event));
+    this.shell.addEventListener("keydown", (event) => this.key(event));
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changed());
   }
 
@@ -665,7 +665,7 @@ export class Explorer {
 
   // ---------------------------------------------------------------- keys
 
-  #key(event) {
+  key(event) {
     if (this.dialog.open) return;  // its keys are the browser's: Escape closes it
     const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.ctrlKey || event.metaKey || event.altKey || (inField && event.key !== "Escape")) return;

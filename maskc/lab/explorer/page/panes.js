@@ -195,9 +195,11 @@ function curve(explorer) {
   if (now >= points[0].n && now <= points[points.length - 1].n) {
     picture.append(make("line", { svg: true, x1: x(now), x2: x(now), y1: top, y2: height - bottom, stroke: "var(--partial)", "stroke-width": 1.5 }));
   }
+  const said = `solid: this mask; dashed: dense attention. ${explorer.curveWords()}`;
+  if (!explorer.asBuilt()) return [picture, make("p", { class: "aside" }, said)];  // a share of pairs predicts no crossing
   const first = points.find((point, i) => point.mask < 0.95 * point.dense && points.slice(i).every((later) => later.mask < later.dense));
   const crossing = first ? `pays from N = ${count(first.n)} on` : "takes as long as dense attention at these lengths";
-  return [picture, make("p", { class: "aside" }, `solid: this mask; dashed: dense attention. ${explorer.curveWords()} The mask ${crossing}.`)];
+  return [picture, make("p", { class: "aside" }, `${said} The mask ${crossing}.`)];
 }
 
 // ------------------------------------------------------------------ source
