@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 import islpy as isl
 
@@ -33,21 +33,21 @@ class Unbounded:
     reason: str
 
 
-def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
+@lru_cache(maxsize=1 << 8)  # objects of islpy leave memory behind: ask once for each question
+def retention(keeps: tuple[Expr, ...], queries: int) -> Retention | Unbounded:
     """Decide which keys must be kept for calls of at most `queries` new queries.
 
     A call has n tokens in total; its queries are the last ones. A key is needed at n if a query of
     that call sees it, or a query of a later call, which comes after the first n tokens.
 
     Args:
-        keeps: the masks of all heads; none reads arrays or has parameters.
+        keeps: the masks of all heads, each once; none reads arrays or has parameters.
         queries: the most new tokens of a call.
 
     Raises:
         TooHard: isl's budget is spent.
     """
     with budget():
-        keeps = list(dict.fromkeys(keeps))
         now = [_seen(keep, queries) for keep in keeps]
         later = isl.Map(
             "{ [n_q, n_kv, k] -> [n, k] : 1 <= n <= n_kv - n_q and k < n }"
