@@ -185,7 +185,7 @@ def _candidates(
     shares = list(dict.fromkeys(shares))
     solved_by = {entry.name: _parameter(entry, solve) for entry in entries} if shares else {}
     heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
-    own: dict[str, Any] = {}
+    evaluated: dict[str, Any] = {}
     dense = pairs_of(causal(), n, causal())
     for entry in entries:
         candidates: list[tuple[str, Any, float]] = []
@@ -197,7 +197,7 @@ def _candidates(
             share = mean_pairs(entry.mask, inputs, causal(), data) / dense
             candidates.append((entry.name, entry.mask, share))
         for title, mask, share in candidates:
-            own[title] = mask
+            evaluated[title] = mask
             yield Candidate(title, mask, budget=share if shares else None)
             if ablate:
                 for change, variant in ablations(mask).items():
@@ -212,10 +212,10 @@ def _candidates(
                         progress(f"left out: {refusal.finding}")
                         continue
                     title = f"{name} {share:.4g}"
-                    if solved.mask in own.values():
+                    if solved.mask in evaluated.values():
                         progress(f"left out: {title} is {solved.mask}, which is evaluated already")
                         continue
-                    title += " (family)" if title in own else ""
+                    title += " (family)" if title in evaluated else ""
                     yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
 
 

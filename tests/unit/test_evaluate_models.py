@@ -358,19 +358,19 @@ def test_the_command_on_tensors(tmp_path: Path):
     shares = [one["share"] for one in solved["patterns"]]
     assert len(shares) == 2
     by_itself = maskc_json("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none")
-    (own,) = by_itself["patterns"]
-    assert 0.2 < own["share"] <= 0.25
+    (row,) = by_itself["patterns"]
+    assert 0.2 < row["share"] <= 0.25
     whole = maskc("evaluate", "streaming", *tensors, "--beside", "none").stdout
     assert f"streaming keeps every pair of causal() at N = {N}" in whole
     sliding = ("evaluate", "--expr", "causal() & window(param('w', 50))", "--set", "w=3", *tensors,
                "--beside", "none")  # fmt: skip
-    (own,) = maskc_json(*sliding)["patterns"]
-    assert own["pairs"] == (mc.causal() & mc.window(3)).count(N)
+    (row,) = maskc_json(*sliding)["patterns"]
+    assert row["pairs"] == (mc.causal() & mc.window(3)).count(N)
     assert 0.1 < shares[0] <= 0.125 < 0.2 < shares[1] <= 0.25
     np.save(tmp_path / "far.npy", far := rng.random(N) < 0.3)
     words = ("evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window")
-    own, beside = maskc_json(*words, "--data", f"far={tmp_path / 'far.npy'}")["patterns"]
-    assert own["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
+    row, beside = maskc_json(*words, "--data", f"far={tmp_path / 'far.npy'}")["patterns"]
+    assert row["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
     words = ("evaluate", "--expr", "causal() & window(1)", *tensors, "--beside",
              "window,chunked,bigbird")  # fmt: skip
     few = maskc(*words, "--json")
@@ -379,9 +379,9 @@ def test_the_command_on_tensors(tmp_path: Path):
     assert "left out: no bigbird from " in few.stderr
     sinks = ("evaluate", "streaming", "--set", "n_sinks=16", *tensors, "--budget", "50,50",
              "--beside", "streaming")  # fmt: skip
-    own, family = maskc_json(*sinks)["patterns"]  # two masks of one name are two results
-    assert (own["name"], family["name"]) == ("streaming 0.5", "streaming 0.5 (family)")
-    assert own["information"]["retained"] != family["information"]["retained"]
+    row, family = maskc_json(*sinks)["patterns"]  # two masks of one name are two results
+    assert (row["name"], family["name"]) == ("streaming 0.5", "streaming 0.5 (family)")
+    assert row["information"]["retained"] != family["information"]["retained"]
     alike = ("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "streaming,window")
     assert [one["name"] for one in maskc_json(*alike)["patterns"]] == [
         "streaming 0.25", "window 0.25",
