@@ -57,6 +57,9 @@ def packed(
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
     grouped = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda unit: unit.tile.q)
+    if smallest.work is not None:
+        rule = replace(smallest.work, heads=heads, invariant=wanted.deterministic)
+        smallest = replace(smallest, work=rule)
     packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
     return Program(smallest, PACK_GQA), packed_place
 

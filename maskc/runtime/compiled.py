@@ -959,14 +959,13 @@ def _planned(
     Args:
         names: of the arrays that are given; vectors per head follow them.
     """
-    backward = len(given) == len(_BACKWARD)
     scale, _, softcap, slopes, sinks, normalizer, alpha, nan_safe, deterministic = options[:9]
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)
     scalars = None if scale is None and softcap is None else numbers(scale, softcap)
     usual = alpha is None and normalizer == "softmax"
     alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-    exactly = backward and bool(deterministic)
+    exactly = bool(deterministic)
     return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
 
 
