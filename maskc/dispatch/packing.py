@@ -47,6 +47,7 @@ def packed(
         or bundle.head_variant
         or Feature.entmax in wanted.features  # which looks at whole rows
         or (units[0].work is None and _whole_only(bundle, wanted, place))
+        or (units[0].work is None and wanted.deterministic)  # the batch decides the parts
         or not all(_in_line(place, name) for name in _PACKED)
         or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):

@@ -219,7 +219,8 @@ class Cutting:
             count: int64 [rows], tiles of each.
         """
         if not self.least:
-            return np.maximum(count, 1)
+            whole: np.ndarray = np.maximum(count, 1)
+            return whole
         if self.fixed:
             return self._of_rows(count)
         return np.full(count.shape, self._of_all(count), np.int64)
