@@ -136,7 +136,7 @@ class CallPlanner:
             direction, features, options.deterministic, views["q"].device, options.alpha_minus_1,
             pages,
         )  # fmt: skip
-        rest = (wanted, views, sizes, bound, ordered)
+        rest = (wanted, views, sizes, bound, ordered, options.accumulates)
         others = self._build_ahead(wanted)
         try:
             return self._planned(unit, *rest)
@@ -243,12 +243,12 @@ class CallPlanner:
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool,
+        bound: Bound, ordered: bool, accumulates: bool,
     ) -> Planned:  # fmt: skip
         """The plan of a checked call: in parts where these take less time, else whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
-        place = Place(sizes, strides_of(views, outputs))
+        place = Place(sizes, strides_of(views, outputs), accumulates=accumulates)
         if not launches(sizes, direction):
             idle = launch_plan(
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
@@ -265,8 +265,8 @@ class CallPlanner:
             return lists.plan(unit, wanted, bound, place, outputs)
         bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         is_own_target = (
-            unit.target == self.target.name and not wanted.alpha_minus_1
-        )  # parts join by softmax
+            unit.target == self.target.name and not wanted.alpha_minus_1 and not accumulates
+        )  # parts join by softmax, and begin with the first one
         measured = self.whole.selector.in_parts(wanted, place) if self.parts else None
         if (
             is_own_target

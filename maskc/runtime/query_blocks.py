@@ -24,19 +24,29 @@ class QueryBlocks(NamedTuple):
 
     def queries(self, q: Any) -> Any:
         """Return the queries [blocks, heads, queries of a block, D] of a call."""
-        blocks, block = self.sizes.blocks, self.sizes.block
-        if not self.sizes.whole:
-            q = q[self.state["rows"].reshape(-1)]
-        q = q.reshape(blocks, block, *q.shape[1:]).swapaxes(1, 2)
-        if block == 1:
+        q = self.blocked(q)
+        if self.sizes.block == 1:
             return q
         return np.ascontiguousarray(q) if self.torch is None else q.contiguous()
+
+    def blocked(self, x: Any) -> Any:
+        """Return rows of q, or their results, [tokens, heads, ...], as [blocks, heads, queries of a
+        block, ...]."""
+        blocks, block = self.sizes.blocks, self.sizes.block
+        if not self.sizes.whole:
+            x = x[self.state["rows"].reshape(-1)]
+        if block == 1:
+            return x[:, :, None]
+        return x.reshape(blocks, block, *x.shape[1:]).swapaxes(1, 2)
 
     def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """Return the results of a call for each row of q: out [tokens, heads, D], lse [tokens,
         heads]."""
-        out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
-        out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
+        if self.sizes.block == 1:
+            out, lse = out[:, :, 0], lse[:, :, 0]
+        else:
+            out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
+            out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
         if self.sizes.whole:
             return out, lse
         places, real = self.state["places"], self.state["is_real"][:, None]

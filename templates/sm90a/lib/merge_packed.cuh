@@ -1,5 +1,5 @@
-// pack_gqa with split_kv: the only tile row is split along the keys. An item computes several
-// parts, and the last item to finish merges all of them. Needs: work.cuh, unpack.cuh; lse_before
+// pack_gqa with split_kv: the only tile row is split along the keys. An item computes a part, and
+// the last item to finish merges all of them. Needs: work.cuh, unpack.cuh; lse_before
 // and sink_of of forward_store.cuh.
 
 // A part is stored as fp32 at p.delta: the unnormalized output of every row, then for every row the
@@ -101,19 +101,19 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
     }
 }
 
-// Counts an item's `count` stored parts. The last warpgroup to store parts of a row merges them and
-// resets the row's counter for the next launch.
-FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
+// Counts a stored part. The last warpgroup to store a part of a row merges them and resets the row's
+// counter for the next launch.
+FN void finish_part(struct Shared &shared, const struct Attention &p, i32 group) {
     const i32 merge = uniform(shared.row[0].merge);
     const struct Work work = work_at(p, p.items + p.empty + merge);
     i32 &done = p.counter[2 + merge];
     sync_threads(8 + group, 128);
     if (threadIdx.x % 128 == 0) {
         __threadfence();
-        shared.stored[group] = atomicAdd(&done, count);
+        shared.stored[group] = atomicAdd(&done, 1);
     }
     sync_threads(8 + group, 128);
-    if (uniform(shared.stored[group]) + count != work.count * GROUPS) return;
+    if (uniform(shared.stored[group]) + 1 != work.count * GROUPS) return;
     if (threadIdx.x % 128 == 0) done = 0;
     __threadfence();
     merge_parts(p, work);
