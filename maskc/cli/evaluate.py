@@ -188,17 +188,18 @@ def _candidates(
     evaluated: dict[str, Any] = {}
     dense = pairs_of(causal(), n, causal())
     for entry in entries:
-        candidates: list[tuple[str, Any, float]] = []
+        candidates: list[tuple[str, Any, float, str]] = []
         for share in shares:
             name = solved_by[entry.name]
             solved = at_budget(_family(entry, name), share, n, n_heads=heads, low=1, name=name)
-            candidates.append((f"{entry.name} {share:.4g}", solved.mask, share))
+            setting = f"{name}={solved.value}"
+            candidates.append((f"{entry.name} {share:.4g}", solved.mask, share, setting))
         if not candidates:
             share = mean_pairs(entry.mask, inputs, causal(), data) / dense
-            candidates.append((entry.name, entry.mask, share))
-        for title, mask, share in candidates:
+            candidates.append((entry.name, entry.mask, share, ""))
+        for title, mask, share, setting in candidates:
             evaluated[title] = mask
-            yield Candidate(title, mask, budget=share if shares else None)
+            yield Candidate(title, mask, budget=share if shares else None, setting=setting)
             if ablate:
                 for change, variant in ablations(mask).items():
                     yield Candidate(f"{title}, {change}", variant, "ablation", title)
@@ -279,6 +280,9 @@ def _write(result: Evaluation) -> None:
 
 
 def _role(pattern: Evaluated) -> str:
+    """Text behind a name: the solved parameter, or the role of a comparison."""
+    if pattern.setting:
+        return f" ({pattern.setting})"
     return "" if pattern.role in ("pattern", "ablation") else f" ({pattern.role})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,17 @@ def test_the_command_on_tensors(tmp_path: Path):
     by_itself = maskc_json("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none")
     (row,) = by_itself["patterns"]
     assert 0.2 < row["share"] <= 0.25
+    (window,) = re.findall(r"^window=(\d+)$", row["setting"])
+    assert (mc.causal() & (mc.sinks(4) | mc.window.hf(int(window)))).count(N) == row["pairs"]
+    more = mc.causal() & (mc.sinks(4) | mc.window.hf(int(window) + 1))
+    assert more.count(N) > 0.25 * mc.causal().count(N)
+    said = maskc("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none", "-o", out)
+    assert f"streaming 0.25 (window={window})" in said.stdout
+    report = ("report", "streaming", "--target", "cpu", "--repeats", 0, "--n", N, "--evaluation",
+              out, "-o", tmp_path / "x.md")  # fmt: skip
+    assert f"(--set window={window})" in maskc(*report, code=2).stderr
+    maskc(*report, "--set", f"window={window}")
+    assert "In these tables the mask is called streaming 0.25." in (tmp_path / "x.md").read_text()
     whole = maskc("evaluate", "streaming", *tensors, "--beside", "none").stdout
     assert f"streaming keeps every pair of causal() at N = {N}" in whole
     sliding = ("evaluate", "--expr", "causal() & window(param('w', 50))", "--set", "w=3", *tensors,

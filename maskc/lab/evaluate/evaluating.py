@@ -51,6 +51,8 @@ class Candidate:
     is not asked of a candidate for some layers."""
     pairs: int | None = None
     """Live pairs of a head, where they are known already."""
+    setting: str = ""
+    """The parameter of a pattern that gives this mask, as `--set` takes it: window=12."""
 
 
 @dataclass
@@ -156,7 +158,7 @@ def evaluate(
         result = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
-            digest=digest_of(one.mask, {} if callable(data) else data or {}),
+            digest=digest_of(one.mask, {} if callable(data) else data or {}), setting=one.setting,
         )  # fmt: skip
         if model is not None:
             result = _of_model(result, one, model, data, parts, margin, resamples, seed)
