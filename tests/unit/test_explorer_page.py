@@ -414,6 +414,40 @@ def test_compare_flies_to_the_witness(opened):
     assert (found[:300, :300] == expected).all()
 
 
+@pytest.mark.parametrize("width", [390, 830, 1280, 1500, 1920])
+def test_all_panes_are_on_the_screen(opened, width):
+    """Long lines of sources scroll inside of their box."""
+    page = opened(model_of(STREAMING, 300, other=mc.causal() & mc.window(40)))
+    page.set_viewport_size({"width": width, "height": 800})
+    outside = page.evaluate(
+        """[...document.querySelectorAll('.pane, header, footer, .code, td, .slider')]
+        .map((part) => part.getBoundingClientRect().right).filter((right) => right > innerWidth)"""
+    )
+    assert outside == []
+    assert page.evaluate("document.querySelectorAll('.pane').length") == 4
+    lines = "document.querySelector('.code')"
+    page.evaluate("maskcExplorer.source.show(3)")
+    assert page.evaluate(f"{lines}.scrollWidth") >= page.evaluate(f"{lines}.clientWidth")
+
+
+def test_numbers_say_which_head_they_are_of(opened):
+    by_head = mc.per_head([mc.causal(), mc.causal(), mc.window(9)])
+    price, compare = "section[aria-label=Price] caption", "section[aria-label=Compare] caption"
+
+    def said(page):
+        return [page.locator(each).first.text_content() for each in (price, compare)]
+
+    page = opened(model_of(by_head, 100, other=mc.per_head([mc.causal(), *2 * [mc.window(9)]])))
+    assert said(page) == ["Each of heads 0-1", "Head 0 at these lengths"]
+    page.click(".strip button:last-child")
+    B.settled(page, f"document.querySelector('{price}').textContent === 'Head 2'")
+    assert said(page)[1] == "Head 2 at these lengths"
+    page = opened(model_of(STREAMING, 100, other=by_head))
+    assert said(page) == ["One head", "Each of heads 0-1 at these lengths"]
+    page = opened(model_of(STREAMING, 100, other=mc.causal()))
+    assert said(page) == ["One head", "One head at these lengths"]
+
+
 STRIP = """(i => {
   const canvas = document.querySelectorAll(".strip canvas")[i];
   return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];

@@ -90,6 +90,12 @@ export class Explorer {
     return this.once(`counter ${which}`, () => new Counter(condition(this.set(which).keep, this.env(which))));
   }
 
+  /** The heads that have the shown sets of both masks; none where all have. */
+  get comparedHeads() {
+    const [first, second] = [this.set(0).heads, this.set(1).heads];
+    return first.length && second.length ? first.filter((head) => second.includes(head)) : [...first, ...second];
+  }
+
   /** Counters of what only the first mask has, only the second, and both. */
   compared() {
     return this.once("compared", () => {

@@ -1,6 +1,6 @@
 // The four panes beside the map: why, price, source, compare. Each has update(explorer).
 
-import { count, heads, make, milliseconds, percent, scaled } from "./words.js";
+import { count, heads, make, milliseconds, ofEach, percent, scaled } from "./words.js";
 
 function pane(title, note = "") {
   const remark = make("span", { class: "note" }, note);
@@ -123,7 +123,7 @@ export class Price {
     ], times = [];
     if (price.roof) times.push([`roofline of ${of(price.roof.heads)}`, `${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) times.push([`predicted, ${of(price.predicted.heads)}`, `on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
-    this.numbers.replaceChildren(table("One head", rows), make("p", { class: "aside" }, price.checked, explorer.tileNote(), explorer.notes()),
+    this.numbers.replaceChildren(table(ofEach(explorer.set().heads), rows), make("p", { class: "aside" }, price.checked, explorer.tileNote(), explorer.notes()),
       times.length ? table("Times of one sequence", times) : "");
     this.curve.replaceChildren(...curve(explorer));
   }
@@ -311,7 +311,7 @@ export class Compare {
     this.answer.replaceChildren(
       make("p", {}, proved ? verdict.said : "Parameters were moved: nothing is proved of these masks. Below are the numbers at these lengths."),
       make("p", { class: "term" }, `${other.name}: ${other.mask.formula}`),
-      make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "number" }, count(value)))))),
+      make("table", {}, make("caption", {}, `${ofEach(explorer.comparedHeads)} at these lengths`), make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "number" }, count(value)))))),
       make("p", { class: "aside" }, explorer.notes()),
       flight ? make("button", { onclick: () => explorer.flyToWitness() }, `fly to query ${flight.q}, key ${flight.k}`) : "",
       proved && verdict.witness ? make("p", { class: "aside" }, verdict.witness.text) : "",

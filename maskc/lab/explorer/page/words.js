@@ -35,6 +35,12 @@ export function make(kind, attributes = {}, ...children) {
   return element;
 }
 
+/** Whose numbers these are, where every one of some heads has as many. */
+export function ofEach(ids) {
+  if (!ids.length) return "One head";
+  return ids.length > 1 ? `Each of ${heads(ids)}` : `Head ${ids[0]}`;
+}
+
 export function heads(ids) {
   if (!ids.length) return "all heads";
   const runs = [];
