@@ -448,6 +448,35 @@ def test_numbers_say_which_head_they_are_of(opened):
     assert said(page) == ["One head", "One head at these lengths"]
 
 
+HURRIED = """(() => {
+  const counter = maskcExplorer.counter();
+  counter.most = 1;
+  counter.known.clear();
+  maskcExplorer.kept.delete(`${maskcExplorer.state.set} price`);
+  maskcExplorer.pricing.update();
+  maskcExplorer.why.update();
+})()"""
+
+
+def test_what_takes_too_long_is_not_counted(opened):
+    """Nothing is said of pairs and tiles that nobody counted, except what the compiler knows."""
+    page = opened(model_of(STREAMING, 300))
+    page.evaluate("maskcExplorer.map.point(200, 160)")
+    page.evaluate(HURRIED)
+    price, why = (page.inner_text(f"section[aria-label={name}]") for name in ("Price", "Why"))
+    assert f"{STREAMING.count(300):,} of 90,000" in price
+    assert "The live pairs are the compiler's count." in price
+    assert "its pairs take too long to count" in why
+    page.evaluate("maskcExplorer.setParam('window', 43)")
+    shown_in(page, "Price", "Counted exactly, here in the page.")
+    page.evaluate(HURRIED)
+    moved = page.inner_text("section[aria-label=Price]")
+    assert "not counted of 90,000" in moved
+    for text in (price, why, moved):
+        for wrong in ("NaN", "nothing runs", "Counted exactly", "never loads", "roofline"):
+            assert wrong not in text
+
+
 STRIP = """(i => {
   const canvas = document.querySelectorAll(".strip canvas")[i];
   return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];

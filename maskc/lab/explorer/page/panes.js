@@ -1,6 +1,6 @@
 // The four panes beside the map: why, price, source, compare. Each has update(explorer).
 
-import { count, heads, make, milliseconds, ofEach, percent, scaled } from "./words.js";
+import { count, heads, make, milliseconds, ofEach, percent, scaled, tileCounts, waste } from "./words.js";
 
 function pane(title, note = "") {
   const remark = make("span", { class: "note" }, note);
@@ -113,10 +113,10 @@ export class Price {
     if (!explorer.drawable) { this.numbers.replaceChildren(); return; }
     const price = explorer.price(), of = (number) => `${number} ${number === 1 ? "head" : "heads"}`, rows = [
       ["live pairs", `${count(price.live)} of ${count(price.pairs)}`, percent(price.live / price.pairs)],
-      [`tiles of ${price.tile.join(" x ")}`, `${count(price.full)} full, ${count(price.partial)} partial`, `${count(price.empty)} empty`],
-      ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
+      [`tiles of ${price.tile.join(" x ")}`, tileCounts(price), Number.isNaN(price.empty) ? "" : `${count(price.empty)} empty`],
+      ["waste", "run / live pairs", waste(price.area, price.live)],
       ...price.forms.map(({ label, said, only, totals }) => (totals
-        ? [label.toLowerCase(), `${count(totals.full)} full, ${count(totals.partial)} partial; ${said}`, price.live ? `${(totals.area / price.live).toFixed(2)} x` : ""]
+        ? [label.toLowerCase(), `${tileCounts(totals)}; ${said}`, waste(totals.area, price.live)]
         : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
       ...(price.ranks ? [["ranks", `${price.ranks.ranks}, for ${count(price.ranks.n)} tokens; at most this many keys travel to one`, count(Math.max(...price.ranks.halo))]] : []),
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],

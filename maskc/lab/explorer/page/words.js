@@ -22,6 +22,15 @@ export function milliseconds(value) {
   return value >= 100 ? `${value.toFixed(0)} ms` : value >= 1 ? `${value.toFixed(2)} ms` : `${(1000 * value).toPrecision(3)} µs`;
 }
 
+/** How many pairs run for each live one. */
+export function waste(area, live) {
+  if (Number.isNaN(area + live)) return "not counted";
+  return live ? `${(area / live).toFixed(2)} x` : "nothing runs";
+}
+
+/** Numbers of tiles; all are NaN where counting them takes too long. */
+export const tileCounts = ({ full, partial }) => (Number.isNaN(full) ? "not counted" : `${count(full)} full, ${count(partial)} partial`);
+
 /** An element; children that are no elements become text. */
 export function make(kind, attributes = {}, ...children) {
   const element = kind === "svg" || attributes.svg
