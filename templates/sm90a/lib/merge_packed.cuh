@@ -31,11 +31,7 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
     }
 }
 
-// Run by one warpgroup. A warp merges TOGETHER rows at a time, so that their loads are in flight
-// together; a lane has four columns of each, and two of a row's parts. Parts are added in key order,
-// whichever finished last, then the sink. This keeps the result deterministic.
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
-constexpr int TOGETHER = HEAD_DIM <= 128 ? 4 : 2;
 constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
 // The weights of a row's parts, two of each lane, and of an earlier result; the factor of the sum of
@@ -71,7 +67,11 @@ FN struct PartWeights part_weights(const struct Attention &p, const struct Place
     return weights;
 }
 
-FN void merge_parts(const struct Attention &p, const struct Work &work) {
+// Run by one warpgroup. A warp merges TOGETHER rows at a time, so that their loads are in flight
+// together; a lane has four columns of each, and two of a row's parts. Parts are added in key order,
+// whichever finished last, then the sink. This keeps the result deterministic.
+template <int TOGETHER>
+FN void merge_rows(const struct Attention &p, const struct Work &work) {
     const struct Place at = place_of(work.head, p.heads_q);
     const i32 lane = threadIdx.x % 32, step = part_rows(p) * (HEAD_DIM + 2);
     const float *const parts = part_at(p, work.first);
@@ -99,7 +99,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
 #pragma unroll
         for (int i = 0; i < MOST_PARTS / 32; i++) {
             const i32 count = min_i32(work.count - 32 * i, 32);
-#pragma unroll 4
+#pragma unroll 16 / TOGETHER
             for (i32 j = 0; j < count; j++) {
                 const float *const part = parts + (i64)(32 * i + j) * step;
 #pragma unroll
@@ -139,6 +139,13 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
             }
         }
     }
+}
+
+FN void merge_parts(const struct Attention &p, const struct Work &work) {
+    if (p.n_q <= 4)
+        merge_rows<1>(p, work);
+    else
+        merge_rows<HEAD_DIM <= 128 ? 4 : 2>(p, work);
 }
 
 // Counts a stored part. The last warpgroup to store a part of a row merges them and resets the row's
