@@ -788,7 +788,7 @@ class PagedPlan:
             row = np.arange(blocks * block).clip(max=tokens - 1).reshape(blocks, block)
             for name, values in (("rows", row), ("places", np.arange(tokens))):
                 state[name][...] = self._array(values.astype(np.int32))
-        return QueryBlocks(sizes, state, self._torch)
+        return QueryBlocks(sizes, state, self._torch, blocks * block == tokens)
 
     def _array(self, x: np.ndarray) -> Any:
         """The array where the plan is made."""

@@ -23,19 +23,22 @@ from maskc.layout import Classes, classes, sequence_arrays
 from maskc.layout.tiles.build import build
 from maskc.layout.work.residue_classes import views
 
-ROW = {"c": 64, "cuda": 384}
-"""Cost of a query's row in addition to its tiles, in pairs, by language: q, out and lse are read or
-written once per launch."""
+ROW = {
+    ("c", Direction.forward): 64, ("c", Direction.backward): 64,
+    ("cuda", Direction.forward): 96, ("cuda", Direction.backward): 384,
+}  # fmt: skip
+"""Cost of a query's row in addition to its tiles, in pairs, by language and pass: q, out and lse
+are read or written once per launch."""
 PARTIAL = 1.3
 """Time of a partial tile, a full one's being 1."""
 LAUNCH = {
-    ("cuda", Direction.forward): 132 * 8e4,
+    ("cuda", Direction.forward): 132 * 4e4,
     ("cuda", Direction.backward): 132 * 2e5,
 }
-"""Cost of a launch on a card of 132 multiprocessors, in pairs: 6 us forward, 30 us backward, where
-a pass has three. Of 74 calls in parts and whole (four patterns, an H200), the chosen one takes 1.03
-and 1.00 times as long as the faster one in the geometric mean, 1.37 and 1.05 at most; without this
-cost 1.09 and 1.35, 3.1 and 7.9 at most."""
+"""Cost of a launch on a card of 132 multiprocessors, in pairs: about 3 us forward, and 30 us
+backward, where a pass has three. In 156 calls of nine patterns, timed in parts and whole on an
+H200, the chosen way takes 1.024 (forward) and 1.011 (backward) times as long as the faster one in
+the geometric mean, 1.41 and 1.22 at most. Without this cost it was 3.1 and 7.9 at most."""
 ANY_HEADS = 32
 """Heads of all sequences, where the number of sequences may not decide."""
 
@@ -76,6 +79,23 @@ class Tiled:
     """Over all queries and the keys of this residue; None: see `stride`."""
 
 
+def launch_cost(language: str, direction: Direction, heads: int) -> float:
+    """Return the share of one head in the cost of a launch, in pairs.
+
+    Args:
+        language: of the target, `c` or `cuda`.
+        direction: the pass.
+        heads: query heads of all sequences.
+    """
+    return LAUNCH.get((language, direction), 0.0) / max(1, heads)
+
+
+def heads_of(sizes: Sizes, invariant: bool) -> int:
+    """Return the query heads that share a launch; ANY_HEADS where bits may not depend on the number
+    of sequences."""
+    return ANY_HEADS if invariant else sizes.batch * sizes.heads_q
+
+
 def time_in_pairs(
     parts: Sequence[Tiled], language: str, n_q: int, n_kv: int, direction: Direction, heads: int
 ) -> float:
@@ -92,7 +112,7 @@ def time_in_pairs(
     Raises:
         See `build`.
     """
-    row, launch = ROW[language], LAUNCH.get((language, direction), 0) / max(1, heads)
+    row, launch = ROW[language, direction], launch_cost(language, direction, heads)
     total = float(row * n_q * (len(parts) - 1))
     for part in parts:
         tile, params = part.recipe.tile, {**part.params, N_KV_OF_ALL: n_kv}
@@ -237,6 +257,6 @@ def pays(
         if part_unit is None:
             return False
         parts.append(tiled(part.bundle, part_unit, part.stride, part.keys))
-    heads = ANY_HEADS if invariant else sizes.batch * sizes.heads_q
+    heads = heads_of(sizes, invariant)
     rest = ("cuda" if unit.modes else "c", sizes.n_q, sizes.n_kv, direction, heads)
     return time_in_pairs(parts, *rest) < time_in_pairs((tiled(whole, unit, 1),), *rest)

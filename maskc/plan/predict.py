@@ -68,6 +68,7 @@ def part_times(
     """
     if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
+    heads = heads or plan.problem.n_heads or USUAL_HEADS
     if any(part.listed for part in plan.parts):
         tiles = tuple(
             ListedTiles(
@@ -77,13 +78,12 @@ def part_times(
             if part.listed is not None
         )
         base, language = plan.parts[0].plan.masks[0].recipe, plan.target.language
-        whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv)
+        whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv, direction, heads)
         return parts_time, whole_time
     whole = (Tiled(plan.masks[0].recipe),)
     parts = [
         Tiled(part.plan.masks[0].recipe, stride=part.stride, keys=part.keys) for part in plan.parts
     ]
-    heads = heads or plan.problem.n_heads or USUAL_HEADS
     rest = (plan.target.language, n_q, n_kv, direction, heads)
     return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
 

@@ -21,6 +21,8 @@ class QueryBlocks(NamedTuple):
     """Arrays of a step by name, see `layout/paged_step`."""
     torch: Any
     """The library of the arrays; None for NumPy."""
+    in_order: bool = False
+    """Whether blocks are all rows of q, one after another."""
 
     def queries(self, q: Any) -> Any:
         """Return the queries [blocks, heads, queries of a block, D] of a call."""
@@ -33,7 +35,7 @@ class QueryBlocks(NamedTuple):
         """Return rows of q, or their results, [tokens, heads, ...], as [blocks, heads, queries of a
         block, ...]."""
         blocks, block = self.sizes.blocks, self.sizes.block
-        if not self.sizes.whole:
+        if not (self.sizes.whole or self.in_order):
             x = x[self.state["rows"].reshape(-1)]
         if block == 1:
             return x[:, :, None]
@@ -47,7 +49,7 @@ class QueryBlocks(NamedTuple):
         else:
             out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
             out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
-        if self.sizes.whole:
+        if self.sizes.whole or self.in_order:
             return out, lse
         places, real = self.state["places"], self.state["is_real"][:, None]
         zero = out.dtype.type(0) if self.torch is None else 0
