@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.data import BY_PAIR, DataDecl, DataKind
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, Universe, budget
+from maskc.ir.sets import TooHard, Universe, budget, convex_parts
 
 _LARGEST = 1 << 31
 """A magnitude that no element reaches, because arrays hold 32-bit integers."""
@@ -275,10 +275,9 @@ def _first(points: isl.Set, names: Sequence[str]) -> dict[str, int] | None:
     there is none.
 
     One coordinate after the other, and one convex part at a time. isl's lexmin takes minutes for
-    some grids, and counts few operations meanwhile, so that no budget stops it; of a union with
-    empty parts, dim_min_val is wrong.
+    some grids, and counts few operations meanwhile, so that no budget stops it.
     """
-    parts = [isl.Set.from_basic_set(x) for x in points.get_basic_sets() if not x.is_empty()]
+    parts = convex_parts(points)
     if not parts:
         return None
     values = {}
