@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
+from benchmarks.batch_rows import ROWS, MaskMod, Row
 from benchmarks.host_time import per_call
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
