@@ -242,27 +242,28 @@ class PagedAttention:
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
-        self._check_pools(k_pool, v_pool)
+        scales = (("k_scale", k_scale), ("v_scale", v_scale))
+        k_factor, v_factor = (self._scale(scale, name) for name, scale in scales)
+        in_place = self.loads_pages
+        if in_place:
+            views = plan.in_pages(k_pool, v_pool)
+        else:
+            k_pool, v_pool = self._heads_first(k_pool, v_pool)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
         if not plan.tokens:
             return _nothing(q, v_pool)
-        if self.layout == "NHD":
-            k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
         options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
                               deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
-        for part in plan.parts:
-            attn, blocks = part.attn.serving(q), part.blocks
-            data = {**part.data, **tables} if tables else dict(part.data)
-            in_place = attn.bundle.problem.page_size > 0
+        for number, (attn, blocks, given) in enumerate(plan.parts):
+            data = {**given, **tables}
             if in_place:
-                k, v, data[TABLES] = plan.in_pages(blocks, k_pool, v_pool)
+                k, v, data[TABLES] = views[number]
             else:
-                k = blocks.copied(k_pool, q, self._scale(k_scale, "k_scale"))
-                v = blocks.copied(v_pool, q, self._scale(v_scale, "v_scale"))
+                k, v = blocks.copied(k_pool, q, k_factor), blocks.copied(v_pool, q, v_factor)
             call = AttentionCall(blocks.queries(q), k, v, options, data)
-            if results:
+            if number:
                 call = call._replace(options=options._replace(sink_logits=None))  # they count once
                 if in_place and not needs_torch(*call[:3], alibi_slopes, sink_logits, tables):
                     earlier = results.pop()
@@ -401,6 +402,17 @@ class PagedAttention:
         """Leave out the kernels, which belong to this process."""
         return {**self.__dict__, "_page_kernels": {}}
 
+    def _heads_first(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any]:
+        """Return pools as [pages, n_kv_heads, page_size, D].
+
+        Raises:
+            BadPages: they do not fit.
+        """
+        self._check_pools(k_pool, v_pool)
+        if self.layout == "HND":
+            return k_pool, v_pool
+        return k_pool.swapaxes(1, 2), v_pool.swapaxes(1, 2)
+
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
         for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
@@ -530,7 +542,7 @@ class PagedPlan:
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
         self._shapes = _shapes_of(given)
         self._block = ArgumentBlock(STEP)
-        self._views: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._views: dict[tuple[Any, ...], tuple[tuple[Any, ...], ...]] = {}
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
         self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
@@ -891,17 +903,22 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
-    def in_pages(self, blocks: QueryBlocks, k_pool: Any, v_pool: Any) -> tuple[Any, ...]:
-        """Return what `QueryBlocks.in_pages` does; the plan remembers it for each layer's pools."""
+    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[tuple[Any, ...], ...]:
+        """Return k, v and the page tables for each launch; a plan remembers those of a layer.
+
+        Raises:
+            BadPages: pools do not fit.
+        """
         key = (
-            id(blocks), k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
+            k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
             k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
         )  # fmt: skip
         views = self._views.get(key)
         if views is None:
+            pools = self._paged._heads_first(k_pool, v_pool)
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[key] = blocks.in_pages(k_pool, v_pool)
+            views = self._views[key] = tuple(part.blocks.in_pages(*pools) for part in self.parts)
         return views
 
     @cached_property
