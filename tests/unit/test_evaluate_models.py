@@ -396,8 +396,9 @@ def test_the_command_on_tensors(tmp_path: Path):
     assert row["information"]["retained"] != family["information"]["retained"]
     alike = ("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "streaming,window")
     assert [one["name"] for one in maskc_json(*alike)["patterns"]] == [
-        "streaming 0.25", "window 0.25",
-    ]  # fmt: skip
+        "streaming 0.25",
+        "window 0.25",
+    ]
     far = maskc("evaluate", "natten_2d", *tensors, "--budget", "50", code=1)
     assert "MC732" in far.stderr
     for option in (["--n", "32"], ["--needles", "2"], ["--part", "perplexity"]):
