@@ -199,7 +199,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
 
 @dataclass(frozen=True)
 class Cutting:
-    """The rule that cuts rows of packed heads into parts; kernels that list tiles follow it, too."""
+    """The rule that cuts rows of packed heads into parts, on the host and on the device."""
 
     least: int
     """The least tiles of a part; 0: no row is cut."""
