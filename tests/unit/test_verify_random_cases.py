@@ -502,6 +502,7 @@ def test_shrinking_ends(monkeypatch: pytest.MonkeyPatch):
     assert done.cases == 1
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 def test_nothing_is_left_in_the_working_directory(tmp_path: Path):
     """In a process of its own: pytest tells Hypothesis where to keep things."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}
