@@ -59,10 +59,8 @@ constexpr int SLABS = 2;  // of 64 columns, in every tile; see lib/wgmma.cuh
 constexpr int GROUPS = 2;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // blocks that an SM runs at once
-// Registers per thread (setmaxnreg) of the consumer and the producer warpgroups. With pack_gqa,
-// each consumer thread gives PACK_GQA_REGISTERS to the producer; see lib/constants.cuh.
-constexpr int PACK_GQA_REGISTERS = 8;
-constexpr int BASE_COMPUTE = 240, BASE_COPY = 24;
+// Registers per thread (setmaxnreg) of the consumer and the producer warpgroups.
+constexpr int COMPUTE_REGISTERS = 240, COPY_REGISTERS = 24;
 // Whether registers have room for q as an operand of q k^T.
 #define ROOM_FOR_Q 1
 // Shared memory for the lists of entmax, in bytes.

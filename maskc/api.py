@@ -87,10 +87,11 @@ def attention(
         mask: which query sees which key. It may be left out if is_causal, window_size or
             cu_seqlens_q is given; with several of them, a pair must satisfy all.
         others: none; all further arguments go by name.
-        deterministic: torch gradients are bitwise deterministic; also whenever
-            torch.use_deterministic_algorithms(True) is in force. scale, return_lse, softcap,
-            alibi_slopes, sink_logits, normalizer, alpha, nan_safe: see calls of CompiledMask.
-            is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than
+        deterministic: torch gradients are bitwise deterministic, also whenever
+            torch.use_deterministic_algorithms(True) is in force; and results are batch-invariant.
+        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: see
+            calls of CompiledMask.
+        is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than
             keys, the first query is aligned with the first key. `mc.causal()` aligns the last ones.
         window_size: (keys before, keys behind) of flash-attn, -1 for unbounded; with fewer queries
             than keys, the last ones are aligned.

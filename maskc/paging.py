@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.data import DataKind
 from maskc.core.dtypes import DType
 from maskc.core.errors import (
@@ -40,6 +41,7 @@ from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
+from maskc.runtime.autograd import needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import TABLES
@@ -66,6 +68,8 @@ _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 FIRST, END = "paged_first_key", "paged_end_key"
 """Parameters of masks between two keys."""
+_MOST_VIEWS = 256
+"""Pairs of pools whose views a plan remembers."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -210,7 +214,7 @@ class PagedAttention:
     def run(
         self, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, scale: float | None = None,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        k_scale: Any = None, v_scale: Any = None, **tables: Any,
+        k_scale: Any = None, v_scale: Any = None, deterministic: bool = False, **tables: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Attention of one layer.
 
@@ -221,6 +225,9 @@ class PagedAttention:
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
             k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
                 fp32 [1] or [n_kv_heads]; 1 when None.
+            deterministic: the results of a sequence have the same bits whichever other sequences
+                are in the call. The number of keys alone then decides how they are split, which
+                takes longer where a call has few of them.
             **tables: tables and parameters of the score formula.
 
         Returns:
@@ -235,30 +242,36 @@ class PagedAttention:
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
-        self._check_pools(k_pool, v_pool)
+        scales = (("k_scale", k_scale), ("v_scale", v_scale))
+        k_factor, v_factor = (self._scale(scale, name) for name, scale in scales)
+        in_place = self.loads_pages
+        if in_place:
+            views = plan.in_pages(k_pool, v_pool)
+        else:
+            k_pool, v_pool = self._heads_first(k_pool, v_pool)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
         if not plan.tokens:
             return _nothing(q, v_pool)
-        if self.layout == "NHD":
-            k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
-        options = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
-        shown = {name: x for name, x in options.items() if x is not None}
-        results = []
-        for part in plan.parts:
-            attn, blocks, given = part.attn.serving(q), part.blocks, {**part.data, **tables}
-            if attn.bundle.problem.page_size:
-                k, v, given[TABLES] = blocks.in_pages(k_pool, v_pool)
+        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
+                              deterministic=deterministic)  # fmt: skip
+        results: list[tuple[Any, Any]] = []
+        for number, (attn, blocks, given) in enumerate(plan.parts):
+            data = {**given, **tables}
+            if in_place:
+                k, v, data[TABLES] = views[number]
             else:
-                k = blocks.copied(k_pool, q, self._scale(k_scale, "k_scale"))
-                v = blocks.copied(v_pool, q, self._scale(v_scale, "v_scale"))
-            queries = blocks.queries(q)
-            out, lse = attn(queries, k, v, scale=scale, return_lse=True, **shown, **given)
-            results.append(blocks.rows(out, lse))
-            shown.pop("sink_logits", None)  # they count once
-        return (
-            results[0] if len(results) == 1 else merge(*zip(*results, strict=True), layout="bhsd")
-        )
+                k, v = blocks.copied(k_pool, q, k_factor), blocks.copied(v_pool, q, v_factor)
+            call = AttentionCall(blocks.queries(q), k, v, options, data)
+            if number:
+                call = call._replace(options=options._replace(sink_logits=None))  # they count once
+                if in_place and not needs_torch(*call[:3], alibi_slopes, sink_logits, tables):
+                    earlier = results.pop()
+                    call = call._replace(earlier=(*map(blocks.blocked, earlier),))
+            results.append(blocks.rows(*attn.attend(call)))
+        if len(results) == 1:
+            return results[0]
+        return merge(*zip(*results, strict=True), layout="bhsd")
 
     @cached_property
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
@@ -389,6 +402,17 @@ class PagedAttention:
         """Leave out the kernels, which belong to this process."""
         return {**self.__dict__, "_page_kernels": {}}
 
+    def _heads_first(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any]:
+        """Return pools as [pages, n_kv_heads, page_size, D].
+
+        Raises:
+            BadPages: they do not fit.
+        """
+        self._check_pools(k_pool, v_pool)
+        if self.layout == "HND":
+            return k_pool, v_pool
+        return k_pool.swapaxes(1, 2), v_pool.swapaxes(1, 2)
+
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
         for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
@@ -518,6 +542,7 @@ class PagedPlan:
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
         self._shapes = _shapes_of(given)
         self._block = ArgumentBlock(STEP)
+        self._views: dict[tuple[Any, ...], tuple[tuple[Any, ...], ...]] = {}
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
         self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
@@ -775,7 +800,7 @@ class PagedPlan:
             row = np.arange(blocks * block).clip(max=tokens - 1).reshape(blocks, block)
             for name, values in (("rows", row), ("places", np.arange(tokens))):
                 state[name][...] = self._array(values.astype(np.int32))
-        return QueryBlocks(sizes, state, self._torch)
+        return QueryBlocks(sizes, state, self._torch, blocks * block == tokens)
 
     def _array(self, x: np.ndarray) -> Any:
         """The array where the plan is made."""
@@ -878,7 +903,25 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
-    @property
+    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[tuple[Any, ...], ...]:
+        """Return k, v and the page tables for each launch; a plan remembers those of a layer.
+
+        Raises:
+            BadPages: pools do not fit.
+        """
+        key = (
+            k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
+            k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
+        )  # fmt: skip
+        views = self._views.get(key)
+        if views is None:
+            pools = self._paged._heads_first(k_pool, v_pool)
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            views = self._views[key] = tuple(part.blocks.in_pages(*pools) for part in self.parts)
+        return views
+
+    @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
         """The launches of a run: one, or one for shared keys and one for all others."""
         paged, shared = self._paged, self._shared

@@ -131,7 +131,10 @@ PAGE_FIELDS: tuple[Field, ...] = (
 """Members that follow these in sources with a paged KV cache."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
-    ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
+    (
+        "tile",
+        "tile row; backward: tile column; packed heads, which have one row: 0, -1 in unused items",
+    ),
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
     ("count", "tiles; deterministic backward: of all its heads"),
@@ -233,12 +236,14 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
     Field("group_owners", "i32", "of a list that share the cache"),
     Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
-    Field("parts", "i32", "packed heads: items and parts of a row for which there is room; else 0"),
+    Field("part_tiles", "i32", "packed heads: of a part, at least; 0: rows are not cut"),
+    Field("fixed_tiles", "i32", "of a part, if a row's own tiles alone decide; 0: the load does"),
     Field("most_parts", "i32", "of a row"),
-    Field("part_tiles", "i32", "of a part, at least, and of long rows", 2),
-    Field("item_tiles", "i32", "of an item, at most"),
+    Field("pieces", "i32", "of the longest row, to choose from", 20),
+    Field("item_cost", "i32", "tiles that take as long as starting an item"),
+    Field("part_cost", "i32", "tiles that take as long as finishing a part"),
     Field("blocks", "i32", "of the pass that run at once: each is to have an item"),
-    Field("items", "i32", "that are planned"),
+    Field("items", "i32", "that are planned, or for which there is room"),
     Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
 )

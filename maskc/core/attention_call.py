@@ -96,6 +96,9 @@ class AttentionCall(NamedTuple):
     dout: Any = None
     wanted: Sequence[str] | None = None
     """Tables of the score whose gradients follow the others; None: all that are given as arrays."""
+    earlier: tuple[Any, Any] | None = None
+    """Forward pass: (out, lse) of the same queries over other keys, which the results are joined
+    with; gradients are not recorded."""
 
     def with_data(self, data: Mapping[str, Any]) -> AttentionCall:
         """The call with other data."""

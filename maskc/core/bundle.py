@@ -107,9 +107,6 @@ class Grid(Enum):
     """One block per tile row, head and sequence."""
     items = "items"
     """One block per item of the work list."""
-    rounds = "rounds"
-    """One block per item, but no more than the device runs in some turns: they go on to items
-    beyond. A list made on the device has room for many more items than are live."""
     stream = "stream"
     """Persistent: as many blocks as the device runs at once, at most one per item. Blocks fetch
     items from a counter."""
@@ -243,6 +240,9 @@ class WorkList:
     few_tiles: int = 0
     """The least tiles of a part of a packed row, a power of two, see
     maskc/layout/work/work_list.py. 0: never cut."""
+    invariant: bool = False
+    """Whether a packed row's own tiles alone decide where it is cut, so that its result has the
+    same bits whatever else is in the batch."""
     heads: int = 0
     """Heads whose queries are the rows of a tile in the mode PACK_GQA; 0: in every other mode."""
 

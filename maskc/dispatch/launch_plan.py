@@ -25,9 +25,6 @@ from maskc.dispatch.programs import few_pairs
 from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
 
-_ROUNDS = 8
-"""Turns of `Grid.rounds`. Blocks without work take some 6 ns each on an H100: 32,000 of them took
-twice as long as the work of 64 sequences with 1024 keys."""
 _PART_BLOCKS = 256
 """Blocks among which rows of packed heads are shared out: twice the multiprocessors of a large
 card, so that what they leave for merging stays small whatever the batch."""
@@ -204,9 +201,6 @@ def _blocks(
             return merged * -(-unit.tile.q // launch.per_block)
         case Grid.items if work is not None:
             return max(1, len(work.items))
-        case Grid.rounds if work is not None:
-            at_once = multiprocessors * launch.resident
-            return max(1, min(len(work.items), _ROUNDS * at_once))
         case Grid.stream if work is not None:
             return max(1, min(work.filled, multiprocessors * launch.resident))
     return queries // unit.tile.q

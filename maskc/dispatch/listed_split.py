@@ -15,14 +15,18 @@ from maskc.core.bundle import N_KV_OF_ALL, N_Q_OF_ALL, LayoutRecipe
 from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.listed import Listed
-from maskc.core.problem import TileShape
-from maskc.dispatch.residue_split import PARTIAL, ROW
+from maskc.core.problem import Direction, TileShape
+from maskc.dispatch.residue_split import PARTIAL, ROW, launch_cost
 from maskc.layout import build
 
 Arrays = Mapping[str, np.ndarray]
 
 _MOVED = 4
 """Passes over a listed row that moving it, and what belongs to it, takes as long as."""
+
+_LAUNCHES = {Direction.forward: 1.0, Direction.backward: 2.5}
+"""Launches that a part adds, with those that move rows (a mask with global tokens in 22 calls, an
+H200: the faster way is chosen in all of them)."""
 
 _THIN = 4
 """Part of all tiles that a thin mask has at most."""
@@ -79,7 +83,7 @@ def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) 
 
 def times(
     base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
-    language: str, n_q: int, n_kv: int,
+    language: str, n_q: int, n_kv: int, direction: Direction, heads: int,
 ) -> tuple[float, float]:  # fmt: skip
     """(whole, with the rows of listed tokens in parts of their own).
 
@@ -89,13 +93,19 @@ def times(
     Args:
         base: the mask without its lists.
         params: of the mask.
+        language: of the target, `c` or `cuda`.
+        n_q, n_kv: lengths.
+        direction: the pass.
+        heads: query heads of all sequences, which share launches.
     """
-    tile, row = base.tile, ROW[language]
+    tile, row = base.tile, ROW[language, direction]
     layout = build(base, n_q, n_kv, params, {})
     live = layout.to_dense() > 0
     alone = _time(layout) + row * n_q
     apart = alone
+    launch = _LAUNCHES[direction] * launch_cost(language, direction, heads)
     for part in parts:
+        apart += launch
         part_params, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
         lengths = (count, n_kv) if part.listed.side == "q" else (n_q, count)
         data = {part.listed.array: part.tokens}

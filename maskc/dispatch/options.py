@@ -36,6 +36,8 @@ class PlanOptions(NamedTuple):
     deterministic: bool = False
     pages: Pages | None = None
     """Layout of keys and values in pages; None where tokens lie one after another."""
+    accumulates: bool = False
+    """Whether results are joined with those over other keys, which lie where they go."""
 
     @property
     def direction(self) -> Direction:
@@ -69,6 +71,12 @@ plan_options = lru_cache(maxsize=1024)(PlanOptions)
 def over_pages(options: PlanOptions, pages: Pages) -> PlanOptions:
     """The options of a call whose keys lie in pages."""
     return options._replace(pages=pages)
+
+
+@lru_cache(maxsize=1024)
+def joining(options: PlanOptions) -> PlanOptions:
+    """The options of a call that joins its results with earlier ones."""
+    return options._replace(accumulates=True)
 
 
 def alpha_less_1(normalizer: str, alpha: Any) -> float:

@@ -47,6 +47,7 @@ def packed(
         or bundle.head_variant
         or Feature.entmax in wanted.features  # which looks at whole rows
         or (units[0].work is None and _whole_only(bundle, wanted, place))
+        or (units[0].work is None and wanted.deterministic)  # the batch decides the parts
         or not all(_in_line(place, name) for name in _PACKED)
         or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):
@@ -57,6 +58,9 @@ def packed(
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
     grouped = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda unit: unit.tile.q)
+    if smallest.work is not None:
+        rule = replace(smallest.work, heads=heads, invariant=wanted.deterministic)
+        smallest = replace(smallest, work=rule)
     packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
     return Program(smallest, PACK_GQA), packed_place
 

@@ -189,8 +189,6 @@ class SourceSelector:
         unit = program.unit
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = _working(unit, **_UNCUT)  # what entmax makes of parts could not be merged
-        if place.packed:
-            unit = _working(unit, heads=place.packed)
         if program.mode == SEPARATE_DQ:
             unit = _working(unit, apart=True)
         elif program.mode == DETERMINISTIC:

@@ -52,10 +52,11 @@ from maskc.layout.work.residue_classes import classes as classes
 from maskc.layout.work.residue_classes import views as views
 from maskc.layout.work.work_list import MAX_ITEMS as MAX_ITEMS
 from maskc.layout.work.work_list import MOST_PARTS as MOST_PARTS
+from maskc.layout.work.work_list import PIECES as PIECES
+from maskc.layout.work.work_list import Cutting as Cutting
 from maskc.layout.work.work_list import Work as Work
 from maskc.layout.work.work_list import backward_work as backward_work
-from maskc.layout.work.work_list import blocks_at_once as blocks_at_once
+from maskc.layout.work.work_list import cutting_of as cutting_of
 from maskc.layout.work.work_list import forward_work as forward_work
 from maskc.layout.work.work_list import heads_per_group as heads_per_group
 from maskc.layout.work.work_list import packed_work as packed_work
-from maskc.layout.work.work_list import part_bounds as part_bounds

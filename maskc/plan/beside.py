@@ -18,8 +18,8 @@ from maskc.core.expr import Expr
 from maskc.core.problem import Direction
 from maskc.core.selection import Selection
 from maskc.ir.types import MaskIR
-from maskc.plan.explain import HEADS, SCORES, wrapped
-from maskc.plan.predict import milliseconds
+from maskc.plan.explain import SCORES, wrapped
+from maskc.plan.predict import USUAL_HEADS, milliseconds
 from maskc.plan.types import KernelPlan
 
 _N = sympy.Symbol("N", integer=True, positive=True)
@@ -222,7 +222,7 @@ def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
     card = card_of(plan.target.name)
     if card is None or plan.chooser is not None or plan.gathering is not None:
         return ""
-    heads = plan.problem.n_heads or HEADS
+    heads = plan.problem.n_heads or USUAL_HEADS
     times: dict[int, bool | None] = {}
 
     def wins(n: int) -> bool | None:

@@ -24,7 +24,7 @@ from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import Candidate, choice, most_in_small_tiles, smaller, title
-from maskc.plan.predict import milliseconds, part_cycles, part_times
+from maskc.plan.predict import USUAL_HEADS, milliseconds, part_cycles, part_times
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
@@ -154,8 +154,6 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         yield from wrapped("parts", when)
 
 
-HEADS = 16
-"""The heads of predicted times, where a mask is not compiled for a number of heads."""
 _MOST_PIECES = 8
 """Pieces that are printed; the others are counted."""
 
@@ -203,14 +201,15 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
 
 def choice_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     """Yield a table of every program of a call at these lengths, and which one the call takes."""
-    times = part_times(plan, n_q, n_kv)
-    yield from _parts_choice(plan, n_q, n_kv, times)
+    heads = plan.problem.n_heads or USUAL_HEADS
     for direction in Direction:
+        which = "backward, " if direction is Direction.backward else ""
+        times = part_times(plan, n_q, n_kv, direction, heads)
+        yield from _parts_choice(plan, n_q, n_kv, times, f"{which}{n_q} x {n_kv}")
         chosen = choice(plan, n_q, n_kv, direction)
         if chosen is not None:
-            cycles = part_cycles(plan, n_q, n_kv, direction, HEADS)
+            cycles = part_cycles(plan, n_q, n_kv, direction, heads)
             parts = None if times is None or cycles is None else _in_parts(times, cycles)
-            which = "backward, " if direction is Direction.backward else ""
             yield from _program_lines(*chosen, parts, f"{which}{n_q} x {n_kv}")
 
 
@@ -243,16 +242,15 @@ def _in_parts(times: tuple[float, float], cycles: float) -> _Row:
         cycles: predicted, in parts.
     """
     parts, whole = times
-    why = f"{parts / whole:.2f} x the pairs of the whole mask (predicted: {cycles:,.0f})"
+    why = f"{parts / whole:.2f} x the time of the whole mask (predicted: {cycles:,.0f})"
     return _Row("in parts", cycles, "" if parts < whole else why)
 
 
 def _parts_choice(
-    plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None
+    plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None, where: str
 ) -> list[str]:
     if not plan.parts or plan.masks[0].ir.data:
         return []
-    where = f"{n_q} x {n_kv}"
     if times is None:
         return wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
     parts, whole = times
@@ -264,7 +262,7 @@ def _parts_choice(
 def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
-    heads = plan.problem.n_heads or HEADS
+    heads = plan.problem.n_heads or USUAL_HEADS
     fp8 = plan.problem.dtype is DType.float8_e4m3fn
     if plan.chooser is not None or plan.gathering is not None or fp8:
         return {}  # the cost model knows nothing of choosing, or of E4M3
@@ -277,7 +275,7 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
 
 def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
     """The times as text."""
-    heads, by_pass = plan.problem.n_heads or HEADS, predicted(plan, n_q, n_kv)
+    heads, by_pass = plan.problem.n_heads or USUAL_HEADS, predicted(plan, n_q, n_kv)
     card = card_of(plan.target.name)
     if card is None or not by_pass:
         return []

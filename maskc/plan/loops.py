@@ -72,7 +72,7 @@ def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
 
 def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
     """One pass; nothing where the target does not have it for this mask."""
-    times = part_times(plan, at.n_q, at.n_kv) if at.n_q and at.n_kv else None
+    times = part_times(plan, at.n_q, at.n_kv, direction) if at.n_q and at.n_kv else None
     if times is not None and times[0] < times[1]:
         return list(_in_parts(plan, at, direction))
     taken = _taken(plan, at, direction)

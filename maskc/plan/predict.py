@@ -22,6 +22,8 @@ from maskc.layout.work.tile_counts import adders_of, tally_of
 from maskc.plan.cost import candidates, launch_share, layout_at, programs_at
 from maskc.plan.types import KernelPlan, PlannedMask
 
+USUAL_HEADS = 16
+"""Heads of predicted times, where a mask is not compiled for a number of heads."""
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
 _Cycles = tuple[float, float]
@@ -48,17 +50,25 @@ def milliseconds(
     blind = tiles is layout_at and any(mask.ir.data for mask in plan.masks)
     if card is None or blind or not n_q or not n_kv:
         return None
-    times = part_times(plan, n_q, n_kv)
+    times = part_times(plan, n_q, n_kv, direction, owners)
     in_parts = times is not None and times[0] < times[1]
     asked = (plan, direction, n_q, n_kv, owners)
     time = _in_parts(*asked) if in_parts else _whole(*asked, tiles)
     return None if time is None else card.milliseconds(*time)
 
 
-def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | None:
-    """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide."""
+def part_times(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int | None = None
+) -> tuple[float, float] | None:
+    """(in parts, whole), as the runtime reckons; None where parts do not hold or data decide.
+
+    Args:
+        heads: heads of all sequences, which share launches; None: one sequence's, or USUAL_HEADS
+            where the mask is not compiled for a number of heads.
+    """
     if not plan.parts or obstacle(plan.parts, n_q, n_kv) or plan.masks[0].ir.data:
         return None
+    heads = heads or plan.problem.n_heads or USUAL_HEADS
     if any(part.listed for part in plan.parts):
         tiles = tuple(
             ListedTiles(
@@ -68,13 +78,13 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
             if part.listed is not None
         )
         base, language = plan.parts[0].plan.masks[0].recipe, plan.target.language
-        whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv)
+        whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv, direction, heads)
         return parts_time, whole_time
     whole = (Tiled(plan.masks[0].recipe),)
     parts = [
         Tiled(part.plan.masks[0].recipe, stride=part.stride, keys=part.keys) for part in plan.parts
     ]
-    rest = (plan.target.language, n_q, n_kv)
+    rest = (plan.target.language, n_q, n_kv, direction, heads)
     return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
 
 
@@ -88,7 +98,9 @@ def part_cycles(
         heads: heads that share a launch.
     """
     card = card_of(plan.target.name)
-    if card is None or part_times(plan, n_q, n_kv) is None or not n_q or not n_kv:
+    if card is None or not n_q or not n_kv:
+        return None
+    if part_times(plan, n_q, n_kv, direction, heads) is None:
         return None
     asked = (plan, direction, n_q, n_kv, 1)
     parts, whole = _in_parts(*asked), _whole(*asked, layout_at)

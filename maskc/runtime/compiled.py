@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, Self, overload
+from typing import Any, Literal, Protocol, Self, cast, overload
 
 from maskc.build import BuildReport
 from maskc.core.abi import Numbers, Pointers
@@ -37,6 +37,7 @@ from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
     PlanOptions,
     alpha_less_1,
+    joining,
     numbers,
     over_pages,
     plan_options,
@@ -72,7 +73,6 @@ from maskc.runtime.torch_calls import entmax_by_head, through_torch
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
 """Kinds of calls whose latest one is remembered."""
-_NO_REPEAT = None, None
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 _USUAL = plan_options(_QKV, True, 0.0, False)
@@ -156,10 +156,10 @@ class CompiledMask:
         self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[PlanOptions, tuple[object, Any]] = {}
-        """The latest call with data on a device, for each kind of call, and what its q, k, v and
-        others are: a further one with the same arrays of data is known again, whether or not
-        somebody has written into them."""
+        self._repeats: dict[tuple[PlanOptions, tuple[Any, ...]], Any] = {}
+        """The latest call with data on a device, for each kind of call: its options, and the
+        shapes, strides and dtypes of its arrays. A further one with the same arrays of data is
+        known again, whether or not somebody has written into them."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -406,7 +406,9 @@ class CompiledMask:
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
-                torch.use_deterministic_algorithms(True) is in force.
+                torch.use_deterministic_algorithms(True) is in force. Results have the same bits on
+                every run anyway; with True, those of a sequence do not depend on the others of the
+                batch either, which makes decoding slower where a batch is small.
             dropout_p: weights are dropped with this probability, after the normaliser, and the
                 others multiplied by 1 / (1 - p); lse does not see it. The rate is rounded to a
                 multiple of 2^-16.
@@ -540,15 +542,19 @@ class CompiledMask:
             asked, scalars = _planned(options, _QKV, given)
         for more in opened:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
+        if call.earlier is not None:
+            asked = joining(asked)
         plan, lib, places = self._begin(asked, given, data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
         out, place = lib.empty(q, outputs[0]) if into is None else (into, into.data_ptr())
-        lse, unread = None, sent.lse
+        unread, lse = sent.lse, cast(Any, None)
         if options.return_lse or not unread:
             lse, unread = lib.empty(q, outputs[1])
+        if call.earlier is not None:
+            out[...], lse[...] = call.earlier
         if len(places) == len(_QKV) and len(outputs) == 2:
             at_q, at_k, at_v = places
             pointers: Pointers = (at_q, at_k, at_v, place, unread)
@@ -711,13 +717,13 @@ class CompiledMask:
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            known, call = self._repeats.get(options, _NO_REPEAT)
-            if known == kinds and not low_bits(places) & self._unaligned:
+            call = self._repeats.get((options, kinds))
+            if call is not None and not low_bits(places) & self._unaligned:
                 watched = call.watched.again(data, self.held)
                 if watched is not None:
                     if watched is not call.watched:
                         call = call.changed(watched)
-                        self._repeats[options] = kinds, call
+                        self._repeats[options, kinds] = call
                     return call, lib, places
             bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:
@@ -741,7 +747,7 @@ class CompiledMask:
         if call.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options] = kinds, call
+            self._repeats[options, kinds] = call
         return call, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
@@ -959,14 +965,13 @@ def _planned(
     Args:
         names: of the arrays that are given; vectors per head follow them.
     """
-    backward = len(given) == len(_BACKWARD)
     scale, _, softcap, slopes, sinks, normalizer, alpha, nan_safe, deterministic = options[:9]
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)
     scalars = None if scale is None and softcap is None else numbers(scale, softcap)
     usual = alpha is None and normalizer == "softmax"
     alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-    exactly = backward and bool(deterministic)
+    exactly = bool(deterministic)
     return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
 
 

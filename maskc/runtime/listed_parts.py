@@ -23,6 +23,7 @@ from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
 from maskc.dispatch.packing import packed
+from maskc.dispatch.residue_split import heads_of
 from maskc.dispatch.tables import per_head
 from maskc.runtime.arrays.known import library_of
 from maskc.runtime.binding import Binder
@@ -157,7 +158,11 @@ class ListedParts:
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if bound.given is None and not measured and not self._taken(over, unit, sizes, bound):
+        if (
+            bound.given is None
+            and not measured
+            and not self._taken(over, unit, wanted, sizes, bound)
+        ):
             return None
         return _Planning(self, wanted, bound, place, outputs, over).plan()
 
@@ -192,7 +197,9 @@ class ListedParts:
             tuple(map(POINTERS.index, results)),
         )  # fmt: skip
 
-    def _taken(self, lists: list[_Over], unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
+    def _taken(
+        self, lists: list[_Over], unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
+    ) -> bool:
         """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
         as those of the mask without its lists do, for the others of the batch would decide too."""
         if self._in_parts is not None:
@@ -209,7 +216,9 @@ class ListedParts:
             for over in lists
         )
         language = self._whole.target.language
-        whole, apart = times(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+        heads = heads_of(sizes, wanted.deterministic)
+        rest = language, sizes.n_q, sizes.n_kv, wanted.direction, heads
+        whole, apart = times(base, tiles, bound.params, *rest)
         return apart < whole
 
     def built(self, number: int, known: bool = True) -> BuiltBundle:

@@ -136,7 +136,7 @@ class CallPlanner:
             direction, features, options.deterministic, views["q"].device, options.alpha_minus_1,
             pages,
         )  # fmt: skip
-        rest = (wanted, views, sizes, bound, ordered)
+        rest = (wanted, views, sizes, bound, ordered, options.accumulates)
         others = self._build_ahead(wanted)
         try:
             return self._planned(unit, *rest)
@@ -243,12 +243,12 @@ class CallPlanner:
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool,
+        bound: Bound, ordered: bool, accumulates: bool,
     ) -> Planned:  # fmt: skip
         """The plan of a checked call: in parts where these take less time, else whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
-        place = Place(sizes, strides_of(views, outputs))
+        place = Place(sizes, strides_of(views, outputs), accumulates=accumulates)
         if not launches(sizes, direction):
             idle = launch_plan(
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
@@ -265,8 +265,8 @@ class CallPlanner:
             return lists.plan(unit, wanted, bound, place, outputs)
         bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         is_own_target = (
-            unit.target == self.target.name and not wanted.alpha_minus_1
-        )  # parts join by softmax
+            unit.target == self.target.name and not wanted.alpha_minus_1 and not accumulates
+        )  # parts join by softmax, and begin with the first one
         measured = self.whole.selector.in_parts(wanted, place) if self.parts else None
         if (
             is_own_target
@@ -278,7 +278,7 @@ class CallPlanner:
                 plan = self.listed.plan(unit, wanted, bound, place, outputs, measured)
                 if plan is not None:
                     return plan
-        elif is_own_target and self._divides(unit, sizes, bound, measured):
+        elif is_own_target and self._divides(unit, wanted, sizes, bound, measured):
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
                 return self._parted(wanted, bound, place, outputs)
@@ -286,7 +286,9 @@ class CallPlanner:
             return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
         return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, measured: bool | None) -> bool:
+    def _divides(
+        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, measured: bool | None
+    ) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths.
 
         Args:
@@ -297,10 +299,12 @@ class CallPlanner:
         asked = measured if self._in_parts is None else self._in_parts
         if asked is not None:
             return asked
-        key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
+        shape = sizes.batch * sizes.heads_q, sizes.n_q, sizes.n_kv
+        key = (unit.key, wanted.direction, wanted.deterministic, shape, bound.key)
         paying = self._paying.get(key)
         if paying is None:
-            paying = pays(self.bundle, unit, sizes, bound)
+            rest = sizes, bound, wanted.direction, wanted.deterministic
+            paying = pays(self.bundle, unit, *rest)
             if len(self._paying) >= _REMEMBERED:
                 self._paying.clear()
             self._paying[key] = paying

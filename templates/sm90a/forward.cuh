@@ -39,8 +39,8 @@
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    // 1 + index of the part if the row is split along the keys, else 0. Without pack_gqa it is not
-    // kept in a register: part_in reads it from shared memory when the row is stored.
+    // 1 + index of the part if the row is split along the keys, else 0. It is not kept in a
+    // register: part_in reads it from shared memory when the row is stored.
     i32 part;
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
 };
@@ -61,12 +61,11 @@ struct Shared {
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;              // the producer has written first_word
-    i32 item;                 // index of the work item with which the producer begins
     i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
     struct Row row[Q_TILES];  // the row that this stage's q belongs to
 #if PACK_GQA
-    i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this item's
+    i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this one
 #endif
 #if WITH_ENTMAX
     u64 decided;                // all consumer warps have written `wishes`
@@ -95,11 +94,6 @@ FN void initialize(struct Shared &shared) {
     }
     barriers_ready();
 }
-// Re-initializes the mbarriers of a block that starts another work item.
-FN void initialize_again(struct Shared &shared) {
-    for (u64 *barrier = shared.q_full; barrier <= &shared.started; barrier++) barrier_end(*barrier);
-    initialize(shared);
-}
 
 // ---------------------------------------------------------------- the producer thread
 
@@ -121,7 +115,7 @@ FN void initialize_again(struct Shared &shared) {
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z), PACK_GQA ? uniform(row.w) : 0};
+    return {uniform(row.x), uniform(row.y), uniform(row.z)};
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -228,10 +222,9 @@ FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-// The loop of a consumer warpgroup over the tiles of its work items. `begun`: the block has
-// processed an item before, so the scheduler barrier already admits warpgroup 0.
+// The loop of a consumer warpgroup over the tiles of its work items.
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                i32 group, bool begun) {
+                i32 group) {
     const bool leader = threadIdx.x % 128 == 0;
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     const u64 v_tiles = values_operand(shared_address(shared.v[0]));
@@ -246,7 +239,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Softmax softmax;
     start(softmax);
     clear(o);
-    if (GROUPS > 1 && group == 0 && !begun) arrive_threads(1, 256);
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
 
     wait(shared.started, 0);
     i32 word = uniform(shared.first_word);
@@ -302,35 +295,6 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         if (word & END) break;
         wait(shared.k_full[stage.at], stage.phase);
         next = shared.next[stage.at];
-#if PACK_GQA
-        // pack_gqa, next part of the row: rare compared with tiles, so nothing overlaps here
-        if (word & FIRST) {
-            wait(shared.v_full[last.at], last.phase);
-            begin_output(o, weights, v_tile);
-            products_wait<0>();
-            fence_operand(o);
-            if (leader) arrive(shared.v_free[last.at]);
-            store_part(o, softmax.top, softmax.sum, factors.unit, p, --row.part, group);
-            start(softmax);
-            clear(o);
-            seen = look_early(p, row, query, word, kept);
-            begin_scores(s, q, k_tile);
-            products_wait<0>();
-            fence_operand(s);
-            if (leader) arrive(shared.k_free[stage.at]);
-            finish_scores(s, p, row, query, word, kept, seen);
-            raise_tops(s, factors.unit, factors.stale, softmax);
-            exponentials(s, 0, factors.unit, softmax);
-            exponentials(s, 1, factors.unit, softmax);
-            to_weights(weights, s);
-            last = stage;
-            stage.next();
-            k_tile = k_tiles + stage.at * (K_BYTES >> 4);
-            v_tile = v_tiles + last.at * (K_BYTES >> 4);
-            continue;
-        }
-#endif
-
         // On a new row, issue its first WGMMA before the last one of the previous row has finished.
         const bool first = PERSISTENT && word & FIRST;
         const struct Row old = row;
@@ -429,29 +393,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 #endif
 
-// Returns whether the block has another work item. With pack_gqa, a list built on the device has
-// room for many more items than are live; one block per slot would cost more time than the work.
-FN bool goes_on(struct Shared &shared, const struct Attention &p) {
-    if (!ROUNDS) return false;
-    const i32 next = shared.item + gridDim.x;
-    if (next >= p.items || work_at(p, next).count == 0) return false;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        initialize_again(shared);
-        shared.item = next;
-    }
-    __syncthreads();
-    return true;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;
-    if (threadIdx.x == 0) {
-        initialize(shared);
-        shared.item = blockIdx.x;
-    }
+    if (threadIdx.x == 0) initialize(shared);
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
@@ -459,18 +405,14 @@ attention_forward(const __grid_constant__ struct Attention p,
 #if WITH_ENTMAX
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
 #else
-        do {
-            if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
-        } while (goes_on(shared, p));
+        if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
 #endif
     } else {
         setmaxnreg_inc<COMPUTE_REGISTERS>();
 #if WITH_ENTMAX
         compute_passes(shared, p, maps, group - 1);
 #else
-        bool begun = false;
-        do compute(shared, p, maps, group - 1, begun);
-        while (begun = goes_on(shared, p), begun);
+        compute(shared, p, maps, group - 1);
 #endif
         store_empty(p);
     }

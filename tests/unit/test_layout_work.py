@@ -393,22 +393,69 @@ def row_spans(counts: list[int]) -> Spans:
     return Spans(first, count, first + 1, first + np.maximum(count - 1, 1))
 
 
+def packed_rule(heads: int = 4, **rule) -> WorkList:
+    """Of a kernel with tiles of 64 keys, two blocks of which run on a multiprocessor."""
+    return WorkList(**{"group_tokens": 9000, "uneven_tiles": 32, "few_tiles": 8, "resident": 2,
+                       "heads": heads, **rule})  # fmt: skip
+
+
+def sizes_of(made: work.Work) -> set[int]:
+    """Tiles of items, less those that have the rest of a row."""
+    return {item["count"] for item in items_of(made) if item["first"] % 5000 == 3}
+
+
+@pytest.mark.parametrize(
+    ("tiles", "size"),
+    [(31, 31), (32, 32), (33, 17), (64, 32), (65, 22), (2048, 32), (2049, 63), (9000, 250)],
+)
+def test_invariant_rows_are_cut_by_their_own_tiles(tiles, size):
+    """Parts of 2048 keys of 64 a tile, evened out; 64 parts at most."""
+    for rows in (1, 64):
+        for others in (0, 7):
+            spans = row_spans([tiles, 5 * others])
+            of_head = np.array([[0] * rows + [1] * others])
+            made = packed_work(spans, of_head, 1, packed_rule(invariant=True))
+            assert {item["count"] for item in items_of(made) if item["first"] == 3} == {size}
+
+
 @pytest.mark.parametrize(
     ("rows", "tiles", "size"),
     [
-        (4, 15, 0), (4, 16, 8), (1, 64, 8), (4, 128, 8),
-        (4, 255, 8), (4, 256, 16), (4, 511, 16), (4, 512, 32), (4, 2048, 32),
-        (4, 2049, 64), (4, 9000, 256),
-        (5, 512, 32), (16, 512, 32), (32, 512, 64), (64, 512, 128), (190, 512, 128),
-        (4, 0, 0),
+        (8, 128, 8),  # a sequence of 8k keys, 8 heads: 128 blocks of 264
+        (8, 2048, 64),  # of 128k keys: 256 blocks in one turn
+        (128, 128, 64),  # halves fill the card once
+        (256, 256, 256),  # whole rows do
+        (512, 64, 64), (512, 16, 16),  # two turns of whole rows
+        (300, 64, 22),  # whole rows would leave most blocks idle in a second turn
+        (8, 15, 8), (8, 8, 8), (1, 0, 0),
     ],
 )  # fmt: skip
 def test_where_packed_rows_are_cut(rows, tiles, size):
-    """Of 64 keys a tile: 512 keys, 2048 where there are enough, 8192 of many rows; 64 parts."""
-    rule = WorkList(9000, uneven_tiles=32, few_tiles=8, heads=rows)
-    made = packed_work(row_spans([tiles]), np.zeros((1, 1), int), 1, rule)
-    assert made.parts == (-(-tiles // size) if size else 0)
-    assert {item["tile"] for item in items_of(made)} == {size}
+    """Of as many equal rows; a card runs 264 blocks at once."""
+    made = packed_work(row_spans([tiles]), np.zeros((1, rows), int), 1, packed_rule())
+    assert sizes_of(made) == {size}
+    assert made.parts == (len(made.items) if size < tiles else 0)
+
+
+def test_rows_of_many_queries_have_fewer_parts():
+    """Parts of more rows take longer to store and to add up."""
+    sizes = [
+        sizes_of(packed_work(row_spans([112]), np.zeros((1, 8), int), 1, packed_rule(heads)))
+        for heads in (4, 128)
+    ]
+    assert sizes == [{8}, {8}]
+    many = packed_work(row_spans([112]), np.zeros((1, 64), int), 1, packed_rule(128))
+    few = packed_work(row_spans([112]), np.zeros((1, 64), int), 1, packed_rule(4))
+    assert many.parts <= few.parts
+
+
+def test_a_long_row_among_short_ones_is_cut():
+    """One block would still read it when all others are done."""
+    of_head = np.array([[0] * 250 + [1] * 2])
+    made = packed_work(row_spans([16, 1024]), of_head, 1, packed_rule())
+    longest = max(item["count"] for item in items_of(made))
+    assert longest <= 64
+    assert made.parts > 0
 
 
 @settings(max_examples=examples(150))
@@ -420,58 +467,45 @@ def test_packed_rows_are_covered_once(data):
     of_head = np.array(draw(st.lists(
         st.integers(0, len(counts) - 1), min_size=batch * heads, max_size=batch * heads
     ))).reshape(batch, heads)  # fmt: skip
-    rule = WorkList(
-        9000, uneven_tiles=draw(st.sampled_from([0, 8, 32])), heads=draw(st.integers(1, 40)),
-        few_tiles=draw(st.sampled_from([0, 1, 2, 8])), resident=draw(st.integers(1, 3)),
+    rule = packed_rule(
+        heads=draw(st.integers(1, 40)), few_tiles=draw(st.sampled_from([0, 1, 2, 8])),
+        resident=draw(st.integers(1, 3)), invariant=draw(st.booleans()),
     )  # fmt: skip
-    spans = row_spans(counts)
-    made = packed_work(spans, of_head, draw(st.integers(1, 3)), rule)
+    spans, n_q = row_spans(counts), draw(st.integers(1, 3))
+    made = packed_work(spans, of_head, n_q, rule)
     items, lists = items_of(made), of_head.ravel()
     sizes = [item["count"] for item in items]
     assert sizes == sorted(sizes, reverse=True)
     assert made.filled == sum(size > 0 for size in sizes)
+    cutting = work.cutting_of(n_q * rule.heads, rule)
+    assert len(items) <= cutting.room(len(lists), max(counts))
     seen = [np.zeros(counts[number], int) for number in lists]
     parts: dict[int, tuple[int, int, int]] = {}  # by number: head, first tile, tiles
     for item in items:
         head, first = item["head"], item["first"]
-        own = spans.first[lists[head], 0]
-        seen[head][first - own : first - own + item["count"]] += 1
+        row_first = spans.first[lists[head], 0]
+        seen[head][first - row_first : first - row_first + item["count"]] += 1
         inside = range(first, first + item["count"])
         full = set(range(item["full_first"], item["full_last"]))
         number = lists[head]
         assert full == set(inside) & set(
             range(spans.full_first[number, 0], spans.full_last[number, 0])
         )
+        assert item["tile"] == 0
         if not item["shared"]:
-            assert (item["tile"], item["count"]) == (0, counts[number])
+            assert item["count"] == counts[number]
             continue
-        size = item["tile"]
-        assert size & (size - 1) == 0
         assert made.merges[item["heads"], 1] == head
-        own_parts = [(head, at, min(size, inside.stop - at)) for at in inside[::size]]
-        for number, part in enumerate(own_parts, item["shared"] - len(own_parts)):
-            assert number not in parts
-            parts[number] = part
-    assert all((each == 1).all() for each in seen)
+        assert item["shared"] - 1 not in parts
+        parts[item["shared"] - 1] = head, first, item["count"]
+    assert all((times == 1).all() for times in seen)
     assert sorted(parts) == list(range(made.parts))
     for row in made.merges:
         head, first, count = row[1:4].tolist()
-        found = [parts[first + i] for i in range(count)]
-        assert {part[0] for part in found} == {head}
-        assert [part[1] for part in found] == sorted(part[1] for part in found)
-        assert sum(part[2] for part in found) == counts[lists[head]]
-
-
-def test_the_batch_moves_no_cut():
-    """One sequence's items are its parts; of many sequences they have several."""
-    rule = WorkList(9000, uneven_tiles=32, few_tiles=8, heads=4)
-    alone = packed_work(row_spans([64]), np.zeros((1, 8), int), 1, rule)
-    many = packed_work(row_spans([64]), np.zeros((64, 8), int), 1, rule)
-    assert set(alone.items[:, 3].tolist()) == {8}
-    assert set(many.items[:, 3].tolist()) == {32}
-    assert (alone.items[:, 0] == 8).all()
-    assert (many.items[:, 0] == 8).all()
-    np.testing.assert_array_equal(many.merges[:8], alone.merges)
+        row_parts = [parts[first + i] for i in range(count)]
+        assert {part[0] for part in row_parts} == {head}
+        assert [part[1] for part in row_parts] == sorted(part[1] for part in row_parts)
+        assert sum(part[2] for part in row_parts) == counts[lists[head]]
 
 
 @pytest.mark.parametrize(("backward", "most"), [(False, 64), (True, 32)])

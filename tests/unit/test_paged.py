@@ -326,19 +326,33 @@ def test_shared_keys_change_with_updates(monkeypatch):
         flagged.plan(other, 1, [9, 9, 9], shared_keys=8, r=np.ones(72, bool))
 
 
+@pytest.mark.parametrize("counts", [1, [1, 3, 1, 2, 1]], ids=["one each", "several"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
-def test_kernels_merge_shared_keys(hopper, target):
+def test_kernels_join_shared_keys(hopper, target, counts, monkeypatch):
+    """The second launch adds to the results of the first; nothing else joins them."""
     torch = pytest.importorskip("torch")
-    counts, lengths = [1, 3, 1, 2, 1], [150, 140, 128, 200, 129]
+    monkeypatch.setattr("maskc.paging.merge", lambda *args, **kw: pytest.fail("merged by torch"))
+    lengths = [150, 140, 128, 200, 129]
     pool = sharing(lengths, 16, 128, dim=64)
-    q = pool.queries(counts, 4)
+    each = [1] * 5 if counts == 1 else counts
+    q = pool.queries(each, 4)
     attn = on_hopper(mc.window(90) | (mc.sinks(4) & mc.causal()), 16, target=target)
-    known = {"total_q": len(q), "max_seqlen_q": 3, "max_seqlen_kv": 208}
-    plan = attn.plan(torch.from_numpy(pool.table), torch.tensor(counts), torch.tensor(lengths),
-                     shared_keys=128, **known)  # fmt: skip
-    tensors = (torch.from_numpy(x).bfloat16() for x in (q, pool.k_pool, pool.v_pool))
+    known = {"max_seqlen_kv": 208} | ({} if counts == 1 else {"total_q": len(q), "max_seqlen_q": 3})
+    given = 1 if counts == 1 else torch.tensor(counts)
+    plan = attn.plan(torch.from_numpy(pool.table), given, torch.tensor(lengths), shared_keys=128,
+                     **known)  # fmt: skip
+    tensors = [torch.from_numpy(x).bfloat16() for x in (q, pool.k_pool, pool.v_pool)]
     keep = lambda p, k: (k <= p) & ((p - k <= 90) | (k < 4))  # noqa: E731
-    close(attn.run(*tensors, plan), exact(pool, q, counts, lambda s, h: keep), 2e-2)
+    close(attn.run(*tensors, plan), exact(pool, q, each, lambda s, h: keep), 2e-2)
+    before = len(hopper.launches)
+    logits = torch.linspace(-1, 3, 4)
+    out, lse = attn.run(*tensors, plan, sink_logits=logits)
+    entries = [entry for entry, _ in hopper.launches[before:]]
+    assert entries.count("attention_forward") == 2
+    plain = attn.plan(torch.from_numpy(pool.table), given, torch.tensor(lengths), **known)
+    once, level = attn.run(*tensors, plain, sink_logits=logits)
+    torch.testing.assert_close(out, once, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(lse, level, atol=2e-2, rtol=2e-2)
 
 
 # ------------------------------------------------------------------ new tokens
@@ -634,10 +648,11 @@ def test_places_decide_no_bit(hopper):
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize("new", [1, 40])
-def test_neighbours_decide_no_bit(hopper, target, new):
-    """A sequence alone, and beside others, though more blocks then share the card."""
+def test_neighbours_decide_no_bit(hopper, target, new, monkeypatch):
+    """A sequence alone, and with others, though more blocks then share the card."""
     import torch
 
+    monkeypatch.setattr("maskc.layout.work.work_list._MULTIPROCESSORS", 2)
     lengths = [2300, 700, 40, 2300, 1000]
     attn = on_hopper(mc.causal(), 16, target=target)
     pool = Pool(lengths, 16, 2, 64)
@@ -651,7 +666,7 @@ def test_neighbours_decide_no_bit(hopper, target, new):
         table = torch.from_numpy(pool.table[order])
         plan = attn.plan(table, lens, torch.tensor([lengths[i] for i in order]))
         own = torch.cat([tensors[0][ends[i] : ends[i + 1]] for i in order])
-        return attn.run(own, *tensors[1:], plan)
+        return attn.run(own, *tensors[1:], plan, deterministic=True)
 
     for results in zip(ran([0, 1, 2, 3, 4]), ran([3]), strict=True):
         assert (results[0][ends[3] : ends[4]] == results[1]).all()

@@ -8,11 +8,13 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import hold, pays
 from maskc.plan.explain import choice_lines, explain
+from maskc.plan.predict import USUAL_HEADS
 from tests.support.cli import maskc
 
 WHEN = "parts    used if their tiles take less time than those of the whole mask"
@@ -93,9 +95,11 @@ def test_numbers():
     made = planned(mc.dilated(127, stride=2), "cpu")
     parts = 128 * 64 + 2 * 64 * 64 * 1.3
     whole = 128 * 64 + 3 * 64 * 64 * 1.3
-    (line,) = choice_lines(made, 128, 128)
     wanted = f"{parts:,.0f} in parts, {whole:,.0f} whole"
-    assert line == f"choice   128 x 128: in parts; time in pairs of full tiles: {wanted}"
+    said = f"in parts; time in pairs of full tiles: {wanted}"
+    assert list(choice_lines(made, 128, 128)) == [
+        f"choice   {which}128 x 128: {said}" for which in ("", "backward, ")
+    ]
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
@@ -108,16 +112,18 @@ def test_the_choice_is_that_of_calls(name, target):
     for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
                       (16384, 16384)):  # fmt: skip
         unit = bundle.unit(target)
-        sizes = Sizes(1, 1, 1, n_q, n_kv)
-        taken = hold(bundle, n_q, n_kv) and pays(bundle, unit, sizes, bound)
+        sizes, holds = Sizes(1, USUAL_HEADS, USUAL_HEADS, n_q, n_kv), hold(bundle, n_q, n_kv)
+        taken = [holds and pays(bundle, unit, sizes, bound, direction) for direction in Direction]
         text = " ".join(choice_lines(made, n_q, n_kv))
-        assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
         choices = lines(explain(made, n_q, n_kv), "choice")
         tables = [line for line in choices if "cycles of one head" in line]
         assert len(tables) == 2 * (target == "sm_90a")
-        if tables and hold(bundle, n_q, n_kv):
-            assert all((": in parts;" in line) == taken for line in tables)
-            assert len(re.findall(r"in parts +not: ", text)) == 2 * (not taken)
+        for number, which in enumerate(("", "backward, ")):
+            here = "in parts" if taken[number] else "whole"
+            assert f"choice   {which}{n_q} x {n_kv}: {here}" in text
+            if tables and holds:
+                assert (": in parts;" in tables[number]) == taken[number]
+        assert len(re.findall(r"in parts +not: ", text)) == bool(tables) * holds * (2 - sum(taken))
 
 
 def test_the_command_prints_every_program_of_both_passes():

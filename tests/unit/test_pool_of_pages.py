@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.dispatch import launch_plan
+from maskc.layout.work import work_list
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 
 torch = pytest.importorskip("torch")
@@ -143,28 +143,16 @@ def test_tiles_between_whose_owners_a_sequence_is(hopper, target):
     )
 
 
-@pytest.fixture
-def few_blocks(hopper, monkeypatch):
-    """Three of a card run at once, and no launch has more."""
-    monkeypatch.setattr(launch_plan, "_ROUNDS", 1)
-    monkeypatch.setattr(hopper, "multiprocessors", lambda: 1)
-
-
-def test_blocks_go_on_to_further_items(hopper, few_blocks):
-    attn, pool = MASKS["all keys"][0].compile(head_dim=128, target="sm_90a"), Pool(128)
-    q = torch.randn(len(LENGTHS), HEADS, 1, 128).bfloat16()
-    out = a_batch(attn, q, pool, torch.arange(len(LENGTHS), dtype=torch.int32))
-    entry, blocks = hopper.launches[-1]
-    assert entry == "attention_forward"
-    assert blocks < len(LENGTHS) * KV_HEADS
-    live = MASKS["all keys"][1]
-    torch.testing.assert_close(out.double(), pool.exact(q, live), atol=2e-2, rtol=2e-2)
-
-
 @pytest.mark.parametrize("given", [torch.tensor, np.array])
 @pytest.mark.parametrize(("n_q", "dim"), [(40, 128), (5, 128)])
-def test_blocks_of_cut_rows_go_on(hopper, few_blocks, n_q, dim, given):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cut_rows_of_sequences_of_any_length(
+    hopper, n_q, dim, given, deterministic, monkeypatch
+):  # fmt: skip
     """Two warpgroups that take turns, or one; rows in parts, and one without keys."""
+    for cost in ("_ITEM_COST", "_PART_COST"):
+        monkeypatch.setattr(work_list, cost, 0)
+    monkeypatch.setattr(work_list, "_ROWS_OF_TILE", 1 << 20)
     n, batch = 700, 4
     draw = torch.manual_seed(0)
     q = torch.randn(batch, HEADS, n_q, dim, generator=draw).bfloat16()
@@ -175,9 +163,9 @@ def test_blocks_of_cut_rows_go_on(hopper, few_blocks, n_q, dim, given):
         {"few_tiles": 1, "uneven_tiles": 2},
         {},
     )
-    out = attn(q, k, v, x=given(flags))
+    out = attn(q, k, v, x=given(flags), deterministic=deterministic)
     assert attn.last_sources[-1].endswith("packed")
-    assert hopper.launches[-1][1] <= 3
+    assert hopper.launches[-1][1] > batch * KV_HEADS
     groups = HEADS // KV_HEADS
     k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
     scores = q.double() @ k.transpose(-1, -2) * dim**-0.5

@@ -13,7 +13,7 @@ import maskc as mc
 from maskc import driver
 from maskc.analysis import head_groups as heads
 from maskc.core.bundle import PartBundle
-from maskc.core.problem import Feature
+from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import slices
@@ -155,8 +155,24 @@ def test_parts_run_where_they_pay(name, n, parted):
     wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
     mask = wide if name == "wide" else mask_of(name)
     sizes = Sizes(1, 1, 1, n, n)
-    found = planner.pays(mask.bundle, mask.unit, sizes, Bound({}, {}, ()))
-    assert found == parted
+    for direction in Direction:
+        bound = Bound({}, {}, ())
+        assert planner.pays(mask.bundle, mask.unit, sizes, bound, direction) == parted
+
+
+def test_launches_count_more_the_fewer_heads_share_them():
+    """Whole, such a call has one launch and twice the tiles. The number of sequences decides only
+    where bits may depend on it."""
+    attn = mc.patterns.landmark().compile(head_dim=64, target="sm_90a")
+    unit, bound = attn.bundle.unit("sm_90a"), Bound({}, {}, ())
+
+    def pays(heads: int, direction: Direction, invariant: bool = False) -> bool:
+        sizes = Sizes(1, heads, heads, 2048, 2048)
+        return planner.pays(attn.bundle, unit, sizes, bound, direction, invariant)
+
+    for direction in Direction:
+        assert [pays(heads, direction) for heads in (1, 512)] == [False, True]
+        assert pays(1, direction, True) == pays(512, direction, True)
 
 
 @settings(max_examples=examples(200))

@@ -50,7 +50,7 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
     """Which form a call of these lengths takes; None where that is not known here."""
     if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
         return None
-    times, chosen_plan = part_times(plan, n_q, n_kv), plan
+    times, chosen_plan = part_times(plan, n_q, n_kv, plan.direction), plan
     if times is not None and times[0] < times[1]:
         form, name = "classes", "residue classes"
     else:

@@ -21,13 +21,17 @@ _FEW = 16
 """Queries whose rows of a part are a small thing to write and read."""
 _FEW_LISTED = 8
 """Tile rows, or columns, of a list of few."""
-_FEW_ROWS, _MOST_FEW = 4, 16
-"""Rows of packed heads up to which parts may have `few_tiles`, and the largest multiple of it for
-more rows."""
-_WIDER = 4
-"""Times as many tiles as the least that parts of long rows have, where 16 of them are left."""
+_FIXED = 4
+"""Times `few_tiles` that a part of an `invariant` row has: 2048 keys."""
 MOST_PARTS = 64
 """The most parts of a packed row: one block adds them up, when others may have nothing to do."""
+PIECES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+"""Parts of the longest row to choose from."""
+_ITEM_COST, _PART_COST, _ROWS_OF_TILE = 2, 2, 32
+"""Tiles of 64 keys that take as long as starting an item, and as finishing a part; rows of a part
+that are stored and read in the time of one more."""
+_TURNS = 4
+"""Parts for each block that runs at once, above which rows are not cut further."""
 _MULTIPROCESSORS = 132
 """About the multiprocessors of a card, for which items are made. Nothing else depends on it."""
 
@@ -152,11 +156,11 @@ def forward_work(
 
 
 def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> Work:
-    """Items of a forward pass of packed heads with one tile row each: runs of parts of their rows,
-    the longest first.
+    """Items of a forward pass of packed heads with one tile row each: the parts of their rows, the
+    longest first.
 
-    A row's own tiles alone decide where it is cut. How many of its parts, one after another, are an
-    item depends on what there is to do for all blocks of a card.
+    Rows are cut to one size, by the time that all items are expected to take; where the rule is
+    `invariant`, the row's own tiles alone decide.
 
     Args:
         spans: the live tiles of the only tile row of every list.
@@ -168,68 +172,110 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
         TooMuchWork: more items than 32 bits index.
     """
     lists = of_head.ravel().astype(np.int64)
-    count, first = spans.count[:, 0].astype(np.int64), spans.first[:, 0]
-    size = part_tiles(count, n_q * rule.heads, rule)
-    cut, whole = (size > 0) & (count >= 2 * size), np.maximum(size, 1)
-    share = -(-int(count[lists].sum()) // blocks_at_once(rule))
-    most = size.copy()
-    while (more := cut & (most < share) & (2 * most <= rule.uneven_tiles)).any():
-        most[more] *= 2
-    most = np.where(cut, most, np.maximum(count, 1))
-
-    pieces = np.maximum(-(-count // most), 1)[lists]
+    count, first = spans.count[lists, 0].astype(np.int64), spans.first[lists, 0]
+    cutting = cutting_of(n_q * rule.heads, rule)
+    pieces = np.maximum(-(-count // cutting.sizes(count)), 1)
     if (total := int(pieces.sum())) > MAX_ITEMS:
         raise TooMuchWork(total, MAX_ITEMS)
-    parts, rows = np.where(cut, -(-count // whole), 0)[lists], _running(cut[lists])
-    head, place = numbered(pieces)
-    head_lists = lists[head]
-    begin = place * most[head_lists]
-    tiles = np.minimum(count[head_lists] - begin, most[head_lists])
-    start, is_cut = first[head_lists] + begin, cut[head_lists]
-    last = _running(parts)[head] + (begin + tiles - 1) // whole[head_lists]
+    size = np.maximum(-(-count // pieces), 1)
+    is_cut = pieces > 1
+    parts, merge = np.where(is_cut, pieces, 0), _running(is_cut)
+    row, place = numbered(pieces)
+    begin = place * size[row]
+    tiles, start = np.minimum(count[row] - begin, size[row]), first[row] + begin
+    number = _running(parts)
     columns = (
-        np.where(is_cut, size[head_lists], 0), head, start, tiles,
-        np.clip(spans.full_first[:, 0][head_lists], start, start + tiles),
-        np.clip(spans.full_last[:, 0][head_lists], start, start + tiles),
-        np.where(is_cut, rows[head], 1), np.where(is_cut, 1 + last, 0),
+        np.zeros_like(row), row, start, tiles,
+        np.clip(spans.full_first[lists, 0][row], start, start + tiles),
+        np.clip(spans.full_last[lists, 0][row], start, start + tiles),
+        np.where(is_cut[row], merge[row], 1), np.where(is_cut[row], 1 + number[row] + place, 0),
     )  # fmt: skip
     items = np.stack(columns, axis=1)[np.argsort(-tiles, kind="stable")]
-    whose = np.flatnonzero(cut[lists])
-    merges = merged_rows(np.zeros_like(whose), whose, _running(parts)[whose], parts[whose])
+    whose = np.flatnonzero(is_cut)
+    merges = merged_rows(np.zeros_like(whose), whose, number[whose], parts[whose])
     filled = int(np.count_nonzero(tiles))
     return Work(items.astype(np.int32), filled, bool(len(whose)), merges)
 
 
-def part_bounds(rows: int, rule: WorkList) -> tuple[int, int]:
-    """(the least tiles of a part, those of rows that are long enough for eight of them); zeros
-    where rows are never cut."""
-    if not (rule.few_tiles and rule.uneven_tiles):
-        return 0, 0
-    times = min(_MOST_FEW, 1 << (-(-rows // _FEW_ROWS) - 1).bit_length())
-    return rule.few_tiles * times, rule.few_tiles * _WIDER
+@dataclass(frozen=True)
+class Cutting:
+    """How rows of packed heads are cut into parts; kernels that list tiles cut by the same rule."""
+
+    least: int
+    """The least tiles of a part; 0: no row is cut."""
+    fixed: int = 0
+    """The tiles of a part, if a row's own tiles alone decide; 0: the load decides."""
+    blocks: int = 1
+    """Blocks that run at once."""
+    item_cost: int = 0
+    """Tiles that take as long as starting an item."""
+    part_cost: int = 0
+    """Tiles that take as long as storing a part and adding it to the others of its row."""
+
+    def sizes(self, count: np.ndarray) -> np.ndarray:
+        """Return the most tiles of a part for every row: int64 [rows], at least 1.
+
+        Args:
+            count: int64 [rows], tiles of each.
+        """
+        if not self.least:
+            whole: np.ndarray = np.maximum(count, 1)
+            return whole
+        if self.fixed:
+            return self._of_rows(count)
+        return np.full(count.shape, self._of_all(count), np.int64)
+
+    def room(self, rows: int, longest: int) -> int:
+        """Return the number of items that rows of at most `longest` tiles never exceed."""
+        if not self.least:
+            return rows
+        parts = min(MOST_PARTS, -(-longest // (self.fixed or self.least)))
+        room = rows * max(1, parts)
+        return room if self.fixed else min(room, rows + _TURNS * self.blocks)
+
+    def _of_rows(self, count: np.ndarray) -> np.ndarray:
+        """The fixed size, doubled for rows that would have too many parts."""
+        size = np.full(count.shape, self.fixed, np.int64)
+        while (many := count > MOST_PARTS * size).any():
+            size[many] *= 2
+        return size
+
+    def _of_all(self, count: np.ndarray) -> int:
+        """Return the size with the least expected time, the largest one of several.
+
+        Where all items are alike, blocks take turns; where they differ, they finish about half an
+        item apart.
+        """
+        longest, total = int(count.max(initial=0)), int(count.sum())
+        dead, room = int(np.count_nonzero(count == 0)), self.room(len(count), longest)
+        times: dict[int, int] = {}
+        for pieces in PIECES:
+            size = max(self.least, -(-longest // pieces))
+            items = int((-(-count // size)).sum())
+            if pieces > 1 and items + dead > room:
+                break
+            cost = self.item_cost + (self.part_cost if size < longest else 0)
+            turns = 2 * self.blocks * -(-items // self.blocks) * (size + cost)
+            spread = 2 * (total + items * cost) + self.blocks * (size + cost)
+            times.setdefault(size, min(turns, spread))
+        return min(times, key=times.__getitem__)
+
+
+def cutting_of(rows: int, rule: WorkList) -> Cutting:
+    """Return how tile rows with so many rows of queries are cut.
+
+    Storing and reading a row of a part takes as long as loading 1 / 32 of a tile of 64 keys.
+    """
+    least = rule.few_tiles
+    if least and rule.invariant:
+        return Cutting(least, _FIXED * least)
+    part_cost = _PART_COST + rows // _ROWS_OF_TILE
+    return Cutting(least, 0, blocks_at_once(rule), _ITEM_COST, part_cost)
 
 
 def blocks_at_once(rule: WorkList) -> int:
     """About the blocks of a launch that run at once: each is to have an item."""
     return _MULTIPROCESSORS * rule.resident
-
-
-def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
-    """int64 [lists]: tiles of the parts into which packed rows are cut, a power of two; those with
-    less than twice as many stay whole. 0: all do.
-
-    Of more rows, what is written and read of parts stays the same share of their keys. There are
-    at least 16 parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
-    """
-    least, long = part_bounds(rows, rule)
-    if not least:
-        return np.zeros(count.shape, np.int64)
-    size = np.full(count.shape, least, np.int64)
-    while (longer := (size < long) & (count >= 32 * size)).any():
-        size[longer] *= 2
-    while (many := count > MOST_PARTS * size).any():
-        size[many] *= 2
-    return size
 
 
 def backward_work(

@@ -98,9 +98,6 @@ class ForwardSchedule(Schedule):
     """The warpgroups that compute."""
     registers: tuple[int, int] = (240, 24)
     """Per thread of a warpgroup that computes, and of the one that copies."""
-    moved_registers: int = 0
-    """Packed heads: taken from each thread that computes for those that copy, which then go on to
-    further items; 0: a block has one, as no thread has any to spare."""
     slabs: int = 1
     """The slabs of a tile."""
     keep_q: bool = False
@@ -243,7 +240,6 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * slabs * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 else 0
-    moved = 0 if dim <= 64 or warpgroups > 2 else 16 // warpgroups
     usual = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
         entmax = replace(
@@ -255,8 +251,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT")))
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
-        main = replace(usual.launches[0], grid=Grid.rounds if moved else Grid.items)
-        modes.append((PACK_GQA, Mode((main,), "PACK_GQA")))
+        modes.append((PACK_GQA, Mode(usual.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -266,7 +261,6 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         shared_bytes=room[1],
         warpgroups=warpgroups,
         registers=form.registers,
-        moved_registers=moved,
         slabs=slabs,
         keep_q=form.keep_q,
         pv_wait=form.pv_wait,

@@ -242,12 +242,16 @@ def words_of_results(
     return words + [0] * (count - len(words))
 
 
-def unknown_work(items: int, shared: int = 0, parts: int = 1) -> Work:
+def unknown_work(items: int, shared: int = 0, parts: int = 0) -> Work:
     """Return a work list of known length only, without its content.
 
-    Items either add to a known number of shared tile columns, or rows with a known number of parts
-    must be merged.
+    Args:
+        items: its items.
+        shared: tile columns to which several items add, or rows that may be cut.
+        parts: shares of these columns, or parts of these rows, in all.
     """
-    one = np.array([parts * (name == "count") for name, _ in WORK_FIELDS], np.int32)
+    merges = np.zeros((shared, len(WORK_FIELDS)), np.int32)
+    if shared:
+        merges[0, 3] = parts
     nothing = np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS)))
-    return Work(nothing, items, shared > 0, np.broadcast_to(one, (shared, len(WORK_FIELDS))))
+    return Work(nothing, items, shared > 0, merges)

@@ -171,11 +171,10 @@ class DataLists:
         """
         built, unit, index = self._built, making.unit, wanted.device[1]
         batches, heads = making.extents
-        work = (
-            None
-            if unit.work is None
-            else unknown_work(making.items, making.shared, making.parts or 1)
-        )
+        work = None
+        if unit.work is not None:
+            parts = making.items if making.cutting.least else making.shared
+            work = unknown_work(making.items, making.shared, parts)
         tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
         plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)

@@ -15,7 +15,7 @@ import numpy as np
 
 from maskc.core import abi
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, Numbers, Pointers
-from maskc.core.bundle import Grid, Launch, SourceUnit
+from maskc.core.bundle import DEFAULT, DETERMINISTIC, Grid, Launch, SourceUnit
 from maskc.core.dtypes import E4M3
 from maskc.core.evaluator import evaluate
 from maskc.core.gathering import Gather
@@ -188,7 +188,8 @@ class Gatherer:
         bundle, sizes, ranking = self._bundle, place.sizes, bound.given
         unit = self._chosen(unit, wanted, sizes)
         device = wanted.device[1]
-        mode = "deterministic" if wanted.deterministic else "usual"
+        backward = wanted.direction is Direction.backward
+        mode = DETERMINISTIC if wanted.deterministic and backward else DEFAULT
         kernel = self._kernels.on_device(unit, mode, wanted.features, device)
         way = ranking.indexing
         lists = self._kernels.on_device(

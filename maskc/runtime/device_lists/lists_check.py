@@ -161,8 +161,7 @@ class ListsCheck:
         head = (number // heads * making.owners + owner) * making.owner_heads + number % heads
         wanted = _stretches(head, line, ptr[number, line], np.diff(ptr)[number, line])
         items = items[items[:, 0] != _UNUSED]
-        line = np.zeros_like(items[:, 0]) if making.parts else items[:, 0]
-        taken = _stretches(items[:, 1], line, items[:, 2], items[:, 3])
+        taken = _stretches(items[:, 1], items[:, 0], items[:, 2], items[:, 3])
         for head_and_line in sorted(wanted.keys() | taken.keys()):
             of_items, of_list = taken.get(head_and_line), wanted.get(head_and_line)
             if of_items != of_list:

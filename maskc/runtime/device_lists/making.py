@@ -14,10 +14,11 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.layout import (
     MOST_PARTS,
-    blocks_at_once,
+    PIECES,
+    Cutting,
+    cutting_of,
     heads_per_group,
     most_runs,
-    part_bounds,
     room_of,
 )
 from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
@@ -99,23 +100,17 @@ class Making:
     def shared(self) -> int:
         """Tile columns to which several items add, or rows that may be cut."""
         sizes = self.sizes
-        if self.parts:
+        if self.cutting.least:
             return self.lists * self.owners
         return sizes.batch * sizes.heads_kv * self.tiles[1] if self.sharing else 0
 
     @cached_property
-    def part_bounds(self) -> tuple[int, int]:
-        """See `part_bounds`; zeros where rows are never cut."""
+    def cutting(self) -> Cutting:
+        """How rows of packed heads are cut; no other is."""
         if not self.packed or self.unit.work is None:
-            return 0, 0
-        return part_bounds(self.sizes.n_q * self.packed, self.unit.work)
-
-    @cached_property
-    def parts(self) -> int:
-        """The most parts, and so items, of a row of packed heads; 0: one."""
-        least, _ = self.part_bounds
-        parts = min(MOST_PARTS, -(-self.kept // least)) if least else 0
-        return parts if parts > 1 else 0
+            return Cutting(0)
+        cutting = cutting_of(self.sizes.n_q * self.packed, self.unit.work)
+        return cutting if max(cutting.least, cutting.fixed) < self.kept else Cutting(0)
 
     @property
     def owner_heads(self) -> int:
@@ -131,13 +126,14 @@ class Making:
 
     @property
     def items(self) -> int:
-        """The items of the work list: rows are cut where heads are packed alone."""
-        return self.lists * self.owners * self.tiles[self.backward] * (self.parts or 1)
+        """The items for which the work list has room."""
+        lines = self.lists * self.owners * self.tiles[self.backward]
+        return self.cutting.room(lines, self.kept)
 
     @property
     def counters(self) -> int:
         """The counters of the pass, see maskc/core/abi.py."""
-        return 2 + (self.shared if self.parts else 0)
+        return 2 + (self.shared if self.cutting.least else 0)
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -253,10 +249,11 @@ class Making:
         block.group_owners, block.group_lists = self.groups
         block.wide, block.most_runs = self.wide, most_runs(self.tiles[1])
         block.counters = self.counters
-        if self.parts and (rule := self.unit.work) is not None:
-            block.parts, block.most_parts = self.parts, MOST_PARTS
-            block.part_tiles[:], block.item_tiles = self.part_bounds, rule.uneven_tiles
-            block.blocks = blocks_at_once(rule)
+        if (cutting := self.cutting).least:
+            block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed
+            block.most_parts, block.pieces[:] = MOST_PARTS, PIECES
+            block.item_cost, block.part_cost = cutting.item_cost, cutting.part_cost
+            block.blocks, block.items = cutting.blocks, self.items
         block.result_words[:] = words_of_results(
             outputs, self.backward, itemsize, len(block.result_words)
         )

@@ -57,7 +57,6 @@ void named_sync(int name, int threads);
 void named_arrive(int name, int threads);
 
 void barrier_init(u32 barrier, u32 arrivals);
-void barrier_end(u32 barrier);
 void barrier_arrive(u32 barrier);
 void barrier_expect(u32 barrier, u32 bytes);
 void barrier_wait(u32 barrier, u32 parity);

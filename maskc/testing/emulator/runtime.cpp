@@ -528,7 +528,6 @@ void barrier_init(u32 barrier, u32 arrivals) {
     made.expected = made.pending = arrivals, made.alive = ALIVE;
     memcpy(arena() + barrier, &made, sizeof made);
 }
-void barrier_end(u32 barrier) { state(barrier).alive = 0; }
 void barrier_arrive(u32 barrier) {
     State &found = state(barrier);
     progress = true;

@@ -88,7 +88,6 @@ def _pack(asm: Asm, match: re.Match[str]) -> str:
 RULES: tuple[tuple[str, str | Made], ...] = (
     (r"^\s*$", ""),
     (r"mbarrier\.init", "emu::barrier_init({i0}, {i1})"),
-    (r"mbarrier\.inval", "emu::barrier_end({i0})"),
     (r"cp\.async\.mbarrier\.arrive\.noinc", "emu::copy_arrive({i0})"),
     (r"mbarrier\.arrive\.expect_tx", "emu::barrier_expect({i0}, {i1})"),
     (r"mbarrier\.arrive", "emu::barrier_arrive({i0})"),

@@ -123,7 +123,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0};
     add_before(p, at, sum);
-    if (items && !p.parts) add_ranks(p, at, count, sum);
+    if (items && !p.part_tiles) add_ranks(p, at, count, sum);
     block_sums(sum);
     const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
@@ -131,7 +131,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
         ptr[0] = own.first;
         if (at.tile + 1 == tiles) ptr[1] = own.first + count;
     }
-    if (items && p.parts)
+    if (items && p.part_tiles)
         write_parts(p, at, own.first, count);
     else if (items)
         write_ranked(p, at, own, sum);

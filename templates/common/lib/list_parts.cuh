@@ -1,65 +1,90 @@
-// Work items of pack_gqa with split_kv, from lists built on the device; splits as
-// maskc/layout/work/work_list.py does. Needs: block_sums.cuh; Place of a block: side, list. Gives:
-// write_parts.
+// Work items of pack_gqa with split_kv, from lists built on the device; rows are cut as
+// maskc/layout/work/work_list.py does (Cutting). Needs: block_sums.cuh; Place of a block: side,
+// list. Gives: write_parts.
 
 constexpr i32 NO_ROW = -1;  // tile row of an unused item
+constexpr i32 CHOICES = sizeof(Lists::pieces) / sizeof(i32);
 
-struct Cut {
-    i32 size, item;  // tiles per part (0: not split) and per item
-};
-// How to split a row; `wanted`: tiles that an item should have.
-FN struct Cut cut_of(const struct Lists &p, i32 count, i32 wanted) {
-    i32 size = p.part_tiles[0];
-    while (size < p.part_tiles[1] && count >= 32 * size) size *= 2;
+FN i32 ceil_div(i32 x, i32 y) { return (x + y - 1) / y; }
+
+// The most tiles of a part of a row, if the row's own tiles alone decide.
+FN i32 size_of_row(const struct Lists &p, i32 count) {
+    i32 size = p.fixed_tiles;
     while (count > p.most_parts * size) size *= 2;
-    if (count < 2 * size) return {0, count};
-    i32 item = size;
-    while (item < wanted && 2 * item <= p.item_tiles) item *= 2;
-    return {size, item};
+    return size;
 }
-FN i32 pieces_of(const struct Cut &cut, i32 count) {
-    return count ? (count + cut.item - 1) / cut.item : 0;
+// The size with the least expected time for all rows, the largest one of several. Every thread of
+// the block gets it.
+FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
+    i32 longest = 0, all[2] = {0};  // tiles, and rows without any, of one owner
+    for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
+        const i32 x = counts[i];
+        longest = max_i32(longest, x), all[0] += x, all[1] += !x;
+    }
+    block_sums(all);
+    longest = block_max(longest);
+    i32 items[CHOICES] = {0};
+    for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
+        const i32 x = counts[i];
+#pragma unroll
+        for (int j = 0; j < CHOICES; j++)
+            items[j] += ceil_div(x, max_i32(p.part_tiles, ceil_div(longest, p.pieces[j])));
+    }
+    block_sums(items);
+    i64 least = 0;
+    i32 best = 0;
+#pragma unroll
+    for (int j = 0; j < CHOICES; j++) {
+        const i32 size = max_i32(p.part_tiles, ceil_div(longest, p.pieces[j]));
+        const i64 some = (i64)p.owners * items[j];
+        if (j && some + (i64)p.owners * all[1] > p.items) continue;
+        const i32 cost = p.item_cost + (size < longest ? p.part_cost : 0);
+        const i64 turns = 2 * (i64)p.blocks * ((some + p.blocks - 1) / p.blocks) * (size + cost);
+        const i64 spread = 2 * ((i64)p.owners * all[0] + some * cost)
+                           + (i64)p.blocks * (size + cost);
+        const i64 time = turns < spread ? turns : spread;
+        if (!j || time < least) least = time, best = size;
+    }
+    return best;
+}
+FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
+    return ceil_div(count, size ? size : size_of_row(p, count));
 }
 
-// Writes the items of a list. Every owner gets its maximal number: items with tiles, then unused
-// items, and one item for each row without tiles, whose results must be filled. The rows to merge
-// follow.
+// Writes the items of a list, one or several per owner: items with tiles, list after list, then
+// unused items, then one item for each row without tiles, whose results must be filled. The rows to
+// merge follow.
 FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
     const i32 *const counts = p.counts[at.side];
-    i32 all[1] = {0};
-    for (i32 i = threadIdx.x; i < p.lists; i += THREADS) all[0] += counts[i];
-    block_sums(all);
-    const i32 wanted = (i32)(((i64)p.owners * all[0] + p.blocks - 1) / p.blocks);
+    const i32 size = p.fixed_tiles ? 0 : size_of_all(p, counts);
     i32 sum[4] = {0};  // parts of the earlier lists, and of all; then rows without tiles, likewise
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
-        const i32 x = counts[i], pieces = pieces_of(cut_of(p, x, wanted), x);
-        sum[0] += i < at.list ? pieces : 0;
-        sum[1] += pieces;
+        const i32 x = counts[i], parts = parts_of(p, size, x);
+        sum[0] += i < at.list ? parts : 0;
+        sum[1] += parts;
         sum[2] += i < at.list && !x;
         sum[3] += !x;
     }
     block_sums(sum);
-    const struct Cut cut = cut_of(p, count, wanted);
-    const i32 mine = pieces_of(cut, count), empty = !count, spare = p.parts - mine - empty;
-    const i32 left_over = p.owners * (sum[1] + p.parts * at.list - sum[0] - sum[2]);
-    const i32 filled = p.owners * (p.parts * p.lists - sum[3] + sum[2]);
-    for (i32 i = threadIdx.x; i < p.owners * p.parts; i += THREADS) {
-        const i32 owner = i / p.parts, piece = i - owner * p.parts;
+    int4 *const work = (int4 *)p.work;
+    const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
+    const i32 own = ceil_div(count, pieces), base = p.owners * sum[0];
+    const i32 used = p.owners * sum[1], empty = p.items - p.owners * sum[3];
+    for (i32 i = threadIdx.x; i < p.owners * pieces; i += THREADS) {
+        const i32 owner = i / pieces, piece = i - owner * pieces;
         const i32 row = at.list * p.owners + owner, whose = row * p.owner_heads;
-        const bool live = piece < mine, fills = empty && piece == 0;
-        const i32 index = live    ? p.owners * sum[0] + owner * mine + piece
-                          : fills ? filled + owner
-                                  : left_over + owner * spare + piece - mine - empty;
-        const i32 begin = first + (live ? piece * cut.item : 0);
-        const i32 tiles = live ? min_i32(cut.item, first + count - begin) : 0;
-        const i32 last = cut.size ? (begin - first + tiles - 1) / cut.size : 0;
-        int4 *const to = (int4 *)p.work + 2 * (i64)index;
-        to[0] = make_int4(live ? cut.size : fills ? 0 : NO_ROW, whose, begin, tiles);
-        to[1] = make_int4(begin, begin, row, live && cut.size ? 1 + row * p.parts + last : 0);
+        const i32 index = count ? base + i : empty + p.owners * sum[2] + owner;
+        const i32 begin = first + piece * own, tiles = min_i32(own, first + count - begin);
+        int4 *const to = work + 2 * (i64)index;
+        to[0] = make_int4(0, whose, begin, tiles);
+        to[1] = make_int4(begin, begin, row, mine > 1 ? 1 + index : 0);
         if (piece) continue;
-        int4 *const merged = (int4 *)p.work + 2 * ((i64)p.lists * p.owners * p.parts + row);
-        merged[0] = make_int4(0, whose, row * p.parts,
-                              cut.size ? (count + cut.size - 1) / cut.size : 0);
+        int4 *const merged = work + 2 * ((i64)p.items + row);
+        merged[0] = make_int4(0, whose, index, mine > 1 ? mine : 0);
         merged[1] = make_int4(0, 0, 0, 0);
+    }
+    for (i32 i = used + at.list * THREADS + threadIdx.x; i < empty; i += p.lists * THREADS) {
+        work[2 * (i64)i] = make_int4(NO_ROW, 0, 0, 0);
+        work[2 * (i64)i + 1] = make_int4(0, 0, 0, 0);
     }
 }

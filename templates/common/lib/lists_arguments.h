@@ -64,12 +64,14 @@ struct Lists {
     i32 item_heads;  // of an item, see WORK_FIELDS
     i32 group_owners;  // of a list that share the cache
     i32 group_lists;  // that share it; above 1 with all of their owners
-    i32 parts;  // packed heads: items and parts of a row for which there is room; else 0
+    i32 part_tiles;  // packed heads: of a part, at least; 0: rows are not cut
+    i32 fixed_tiles;  // of a part, if a row's own tiles alone decide; 0: the load does
     i32 most_parts;  // of a row
-    i32 part_tiles[2];  // of a part, at least, and of long rows
-    i32 item_tiles;  // of an item, at most
+    i32 pieces[20];  // of the longest row, to choose from
+    i32 item_cost;  // tiles that take as long as starting an item
+    i32 part_cost;  // tiles that take as long as finishing a part
     i32 blocks;  // of the pass that run at once: each is to have an item
-    i32 items;  // that are planned
+    i32 items;  // that are planned, or for which there is room
     i32 merges;  // behind them
     i32 counters;  // of the pass
 };

@@ -6,13 +6,6 @@
 #ifndef PACK_GQA
 #define PACK_GQA 0  // pack_gqa: the query heads of a key/value head are rows of one tile
 #endif
-// ROUNDS: with pack_gqa a block continues with further work items. Its producer thread needs more
-// registers for that loop, and each consumer thread gives it MOVED_REGISTERS. BASE_COMPUTE and
-// BASE_COPY are the registers of consumers and producer without this move.
-constexpr int MOVED_REGISTERS = PACK_GQA ? PACK_GQA_REGISTERS : 0;
-constexpr bool ROUNDS = MOVED_REGISTERS > 0;
-constexpr int COMPUTE_REGISTERS = BASE_COMPUTE - MOVED_REGISTERS;
-constexpr int COPY_REGISTERS = BASE_COPY + GROUPS * MOVED_REGISTERS;
 // Keep a warpgroup's q in registers, if the logits leave room for it.
 #define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
 // When a step waits for the p v of the previous tile, and so frees the registers of p:

@@ -6,18 +6,13 @@ FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
-// pack_gqa: FIRST if the tile at position left - 1 is the last one of a part of its item.
-FN i32 part_ends(const struct Work &work, i32 left) {
-    return PACK_GQA && (left & (work.tile - 1)) == 0 ? FIRST : 0;
-}
-
 // The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
 // the same scheduler.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     Ring<STAGES> stage;
     Ring<Q_TILES> q_place;
-    struct Work work = item(p, ROUNDS ? shared.item : blockIdx.x), coming = {};
+    struct Work work = item(p, blockIdx.x), coming = {};
     i32 word = word_at(p, work, work.count - 1);
     shared.first_word = word;
     arrive(shared.started);
@@ -35,7 +30,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             const i32 column = word & INDEX;
             const Point first_k = key_point(column * KEY_STEP);
             if (left > 0)
-                word = word_at(p, work, left - 1) | part_ends(work, left);
+                word = word_at(p, work, left - 1);
             else
                 word = word_at(p, coming, coming.count - 1) | (PERSISTENT ? FIRST : 0);
             wait(shared.k_free[stage.at], stage.phase ^ 1);
@@ -43,11 +38,10 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.phase ^ 1);
-                const i32 tile = PACK_GQA ? 0 : work.tile;
-                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
                                           PACK_GQA ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  query_point(tile * TILE_Q),
+                                  query_point(work.tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (PERSISTENT && left > 0) coming = next_item(p);

@@ -63,8 +63,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
               i32 group) {
     if (const i32 part = part_in(tile)) {
 #if PACK_GQA
-        store_part(o, top, sum, unit, p, row.part - 1, group);
-        finish_parts(shared_memory(), p, part - row.part + 1, group);
+        store_part(o, top, sum, unit, p, part - 1, group);
+        finish_part(shared_memory(), p, group);
 #else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
         sync_threads(8 + group, 128);  // all threads have read `part`; now its slot may be reused

@@ -1,6 +1,6 @@
 // Work items, and copies of their tiles. Needs: work.cuh, ptx.cuh, tokens.cuh.
 
-constexpr i32 FIRST = 1 << 29;  // bit of a word: the tile is the first of its item, or of its part
+constexpr i32 FIRST = 1 << 29;  // bit of a word: the tile is the first of its item
 constexpr i32 END = 1 << 30;    // bit of a word: no tile, and none will follow
 
 // The word of a tile of an item. Tiles are taken from the last of the row to the first. END if

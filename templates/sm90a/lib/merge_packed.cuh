@@ -1,5 +1,5 @@
-// pack_gqa with split_kv: the only tile row is split along the keys. An item computes several
-// parts, and the last item to finish merges all of them. Needs: work.cuh, unpack.cuh; lse_before
+// pack_gqa with split_kv: the only tile row is split along the keys. An item computes a part, and
+// the last item to finish merges all of them. Needs: work.cuh, unpack.cuh; lse_before
 // and sink_of of forward_store.cuh.
 
 // A part is stored as fp32 at p.delta: the unnormalized output of every row, then for every row the
@@ -31,89 +31,136 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
     }
 }
 
-// Run by one warpgroup: one row per warp, four columns per lane. Parts are added in key order,
-// whichever finished last, then the sink. This keeps the result deterministic.
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
+constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
-FN void merge_parts(const struct Attention &p, const struct Work &work) {
+// The weights of a row's parts, two of each lane, and of an earlier result; the factor of the sum of
+// all, and the row's lse.
+struct PartWeights {
+    float own[MOST_PARTS / 32], before, scale, lse;
+};
+FN struct PartWeights part_weights(const struct Attention &p, const struct Place &at, i32 row,
+                                   const float2 (&sums)[MOST_PARTS / 32]) {
+    const float before = lse_before(p, p.lse + row_offset(p.lse_stride, at, 0), row);
+    const float sink =
+        WITH_SINKS ? __fmul_rn(sink_of(p, at.head, row), LOG2E) : MINUS_INFINITY;
+    float top = fmaxf(before, sink);
+#pragma unroll
+    for (int i = 0; i < MOST_PARTS / 32; i++) top = fmaxf(top, sums[i].x);
+#pragma unroll
+    for (int by = 16; by; by /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, by));
+    top = top == MINUS_INFINITY ? 0.0f : top;
+    struct PartWeights weights;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST_PARTS / 32; i++) {
+        weights.own[i] = fast_exp2(__fsub_rn(sums[i].x, top));
+        total = fmaf(weights.own[i], sums[i].y, total);
+    }
+#pragma unroll
+    for (int by = 16; by; by /= 2) total += __shfl_xor_sync(0xffffffff, total, by);
+    weights.before = fast_exp2(__fsub_rn(before, top));
+    total += weights.before + fast_exp2(__fsub_rn(sink, top));
+    const bool empty = total == 0.0f;
+    weights.scale = empty ? 0.0f : fast_reciprocal(total);
+    weights.lse = empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top, fast_log2(total)), LN2);
+    return weights;
+}
+
+// Run by one warpgroup. A warp merges TOGETHER rows at a time, so that their loads are in flight
+// together; a lane has four columns of each, and two of a row's parts. Parts are added in key order,
+// whichever finished last, then the sink. This keeps the result deterministic.
+template <int TOGETHER>
+FN void merge_rows(const struct Attention &p, const struct Work &work) {
     const struct Place at = place_of(work.head, p.heads_q);
     const i32 lane = threadIdx.x % 32, step = part_rows(p) * (HEAD_DIM + 2);
     const float *const parts = part_at(p, work.first);
+    const float *const sums = parts + part_rows(p) * HEAD_DIM;
 #pragma unroll 1
-    for (i32 row = threadIdx.x % 128 / 32; row < p.n_q; row += 4) {
-        const float *const from = parts + row * HEAD_DIM;
-        const float *const sums = parts + part_rows(p) * HEAD_DIM + 2 * row;
-        float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
-        const float before = lse_before(p, lse, row);
-        const float sink =
-            WITH_SINKS ? __fmul_rn(sink_of(p, at.head, row), LOG2E) : MINUS_INFINITY;
-        float top = fmaxf(before, sink);
-#pragma unroll 4
-        for (i32 i = lane; i < work.count; i += 32)
-            top = fmaxf(top, __ldcg((const float2 *)(sums + (i64)i * step)).x);
+    for (i32 first = threadIdx.x % 128 / 32; first < p.n_q; first += 4 * TOGETHER) {
+        float2 sum[TOGETHER][MOST_PARTS / 32];
 #pragma unroll
-        for (int by = 16; by; by /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, by));
-        top = top == MINUS_INFINITY ? 0.0f : top;
+        for (int r = 0; r < TOGETHER; r++) {
+            const i32 row = min_i32(first + 4 * r, p.n_q - 1);
+#pragma unroll
+            for (int i = 0; i < MOST_PARTS / 32; i++) {
+                const i32 part = lane + 32 * i;
+                sum[r][i] = part < work.count
+                    ? __ldcg((const float2 *)(sums + (i64)part * step + 2 * row))
+                    : make_float2(MINUS_INFINITY, 0.0f);
+            }
+        }
+        struct PartWeights weights[TOGETHER];
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++)
+            weights[r] = part_weights(p, at, min_i32(first + 4 * r, p.n_q - 1), sum[r]);
 
-        float total = 0.0f, o[4 * OWN_FOURS] = {};
-#pragma unroll 1
-        for (i32 first = 0; first < work.count; first += 32) {
-            const i32 count = min_i32(work.count - first, 32), own = min_i32(lane, count - 1);
-            const float2 sum = __ldcg((const float2 *)(sums + (i64)(first + own) * step));
-            const float weight = lane < count ? fast_exp2(__fsub_rn(sum.x, top)) : 0.0f;
-            total = fmaf(weight, sum.y, total);
-#pragma unroll 16
-            for (i32 i = 0; i < count; i++) {
-                const float share = __shfl_sync(0xffffffff, weight, i);
-                const float4 *const part = (const float4 *)(from + (i64)(first + i) * step);
+        float o[TOGETHER][4 * OWN_FOURS] = {};
 #pragma unroll
-                for (int j = 0; j < OWN_FOURS; j++) {
-                    if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
-                    const float4 x = __ldcg(part + lane + 32 * j);
-                    float *const y = o + 4 * j;
-                    y[0] = fmaf(share, x.x, y[0]), y[1] = fmaf(share, x.y, y[1]);
-                    y[2] = fmaf(share, x.z, y[2]), y[3] = fmaf(share, x.w, y[3]);
+        for (int i = 0; i < MOST_PARTS / 32; i++) {
+            const i32 count = min_i32(work.count - 32 * i, 32);
+#pragma unroll 16 / TOGETHER
+            for (i32 j = 0; j < count; j++) {
+                const float *const part = parts + (i64)(32 * i + j) * step;
+#pragma unroll
+                for (int r = 0; r < TOGETHER; r++) {
+                    const float share = __shfl_sync(0xffffffff, weights[r].own[i], j);
+                    const i32 row = min_i32(first + 4 * r, p.n_q - 1);
+                    const float4 *const from = (const float4 *)(part + row * HEAD_DIM);
+#pragma unroll
+                    for (int c = 0; c < OWN_FOURS; c++) {
+                        if (FOURS % 32 && lane + 32 * c >= FOURS) continue;
+                        const float4 x = __ldcg(from + lane + 32 * c);
+                        float *const y = o[r] + 4 * c;
+                        y[0] = fmaf(share, x.x, y[0]), y[1] = fmaf(share, x.y, y[1]);
+                        y[2] = fmaf(share, x.z, y[2]), y[3] = fmaf(share, x.w, y[3]);
+                    }
                 }
             }
         }
 #pragma unroll
-        for (int by = 16; by; by /= 2) total += __shfl_xor_sync(0xffffffff, total, by);
-        const float share = fast_exp2(__fsub_rn(before, top));
-        total += share + fast_exp2(__fsub_rn(sink, top));
-        const bool empty = total == 0.0f;
-        const float scale = empty ? 0.0f : fast_reciprocal(total);
-        uint2 *const out = (uint2 *)p.out + row_offset(p.out_stride, at, row) / 4;
+        for (int r = 0; r < TOGETHER; r++) {
+            const i32 row = first + 4 * r;
+            if (row >= p.n_q) break;
+            if (lane == 0) p.lse[row_offset(p.lse_stride, at, row)] = weights[r].lse;
+            uint2 *const out = (uint2 *)p.out + row_offset(p.out_stride, at, row) / 4;
+            const float share = weights[r].before, scale = weights[r].scale;
 #pragma unroll
-        for (int j = 0; j < OWN_FOURS; j++) {
-            if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
-            // This would be the next row's memory
-            if (PADDED && lane + 32 * j >= 2 * PIECES_V) continue;
-            const uint2 old = p.accumulates ? out[lane + 32 * j] : make_uint2(0, 0);
-            const float2 low = unpack(old.x), high = unpack(old.y);
-            const float *const x = o + 4 * j;
-            out[lane + 32 * j] = make_uint2(
-                pack(fmaf(low.x, share, x[0]) * scale, fmaf(low.y, share, x[1]) * scale),
-                pack(fmaf(high.x, share, x[2]) * scale, fmaf(high.y, share, x[3]) * scale));
+            for (int c = 0; c < OWN_FOURS; c++) {
+                if (FOURS % 32 && lane + 32 * c >= FOURS) continue;
+                // This would be the next row's memory
+                if (PADDED && lane + 32 * c >= 2 * PIECES_V) continue;
+                const uint2 old = p.accumulates ? out[lane + 32 * c] : make_uint2(0, 0);
+                const float2 low = unpack(old.x), high = unpack(old.y);
+                const float *const x = o[r] + 4 * c;
+                out[lane + 32 * c] = make_uint2(
+                    pack(fmaf(low.x, share, x[0]) * scale, fmaf(low.y, share, x[1]) * scale),
+                    pack(fmaf(high.x, share, x[2]) * scale, fmaf(high.y, share, x[3]) * scale));
+            }
         }
-        if (lane == 0)
-            lse[row * p.lse_stride[2]] =
-                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top, fast_log2(total)), LN2);
     }
 }
 
-// Counts an item's `count` stored parts. The last warpgroup to store parts of a row merges them and
-// resets the row's counter for the next launch.
-FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
+FN void merge_parts(const struct Attention &p, const struct Work &work) {
+    if (p.n_q <= 4)
+        merge_rows<1>(p, work);
+    else
+        merge_rows<HEAD_DIM <= 128 ? 4 : 2>(p, work);
+}
+
+// Counts a stored part. The last warpgroup to store a part of a row merges them and resets the row's
+// counter for the next launch.
+FN void finish_part(struct Shared &shared, const struct Attention &p, i32 group) {
     const i32 merge = uniform(shared.row[0].merge);
     const struct Work work = work_at(p, p.items + p.empty + merge);
     i32 &done = p.counter[2 + merge];
     sync_threads(8 + group, 128);
     if (threadIdx.x % 128 == 0) {
         __threadfence();
-        shared.stored[group] = atomicAdd(&done, count);
+        shared.stored[group] = atomicAdd(&done, 1);
     }
     sync_threads(8 + group, 128);
-    if (uniform(shared.stored[group]) + count != work.count * GROUPS) return;
+    if (uniform(shared.stored[group]) + 1 != work.count * GROUPS) return;
     if (threadIdx.x % 128 == 0) done = 0;
     __threadfence();
     merge_parts(p, work);

@@ -5,10 +5,6 @@ FN void barrier_init(u64 &barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
-FN void barrier_end(u64 &barrier) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];"
-                 :: "r"(shared_address(&barrier)) : "memory");
-}
 // Makes newly initialized mbarriers visible to TMA.
 FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 FN void arrive(u64 &barrier) {
