@@ -216,7 +216,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
 @settings(max_examples=examples(150))
 @given(problems())
 def test_shares_of_columns_lie_side_by_side(problem):
-    """The same items in the same order, but each leaves a share: by column, head, position."""
+    """The items keep their order, but each leaves a share: by column, head, position."""
     kinds, of_head, heads_kv, rule, tokens = problem
     spans = list_spans(kernel_lists([layout_from(one).transpose() for one in kinds])[0])
     size = of_head.shape[1] // heads_kv
@@ -387,14 +387,14 @@ def test_too_much_work(monkeypatch):
 
 
 def row_spans(counts: list[int]) -> Spans:
-    """Of lists that begin anywhere, whose first and last tiles are partial."""
+    """Return lists that begin anywhere, with partial first and last tiles."""
     count = np.array([counts], np.int64).T
     first = np.arange(len(counts))[:, None] * 5000 + 3
     return Spans(first, count, first + 1, first + np.maximum(count - 1, 1))
 
 
 def packed_rule(heads: int = 4, **rule) -> WorkList:
-    """Of a kernel with tiles of 64 keys, two blocks of which run on a multiprocessor."""
+    """Return the rule of a kernel with tiles of 64 keys and two blocks on a multiprocessor."""
     return WorkList(**{"group_tokens": 9000, "uneven_tiles": 32, "few_tiles": 8, "resident": 2,
                        "heads": heads, **rule})  # fmt: skip
 
@@ -431,7 +431,7 @@ def test_invariant_rows_are_cut_by_their_own_tiles(tiles, size):
     ],
 )  # fmt: skip
 def test_where_packed_rows_are_cut(rows, tiles, size):
-    """Of as many equal rows; a card runs 264 blocks at once."""
+    """All rows are equal; a card runs 264 blocks at once."""
     made = packed_work(row_spans([tiles]), np.zeros((1, rows), int), 1, packed_rule())
     assert sizes_of(made) == {size}
     assert made.parts == (len(made.items) if size < tiles else 0)

@@ -1,4 +1,4 @@
-"""What users test their own masks with: right kernels pass, a broken one is made small."""
+"""Tests that users write for their own masks: right kernels pass, a broken one is made small."""
 
 from __future__ import annotations
 
