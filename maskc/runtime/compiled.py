@@ -156,10 +156,10 @@ class CompiledMask:
         self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[tuple[PlanOptions, tuple[Any, ...]], Any] = {}
-        """The latest call with data on a device, for each kind of call: its options, and the
-        shapes, strides and dtypes of its arrays. A further one with the same arrays of data is
-        known again, whether or not somebody has written into them."""
+        self._repeats: dict[tuple[PlanOptions, tuple[Any, ...]], tuple[Any, Any]] = {}
+        """The latest call with data on a device, and its `_last`, for each kind of call: its
+        options, and the shapes, strides and dtypes of its arrays. A further one with the same
+        arrays of data is known again, whether or not somebody has written into them."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -717,13 +717,14 @@ class CompiledMask:
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            call = self._repeats.get((options, kinds))
-            if call is not None and not low_bits(places) & self._unaligned:
+            repeat = self._repeats.get((options, kinds))
+            if repeat is not None and not low_bits(places) & self._unaligned:
+                call, self._last = repeat
                 watched = call.watched.again(data, self.held)
                 if watched is not None:
                     if watched is not call.watched:
                         call = call.changed(watched)
-                        self._repeats[options, kinds] = call
+                        self._repeats[options, kinds] = call, self._last
                     return call, lib, places
             bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:
@@ -747,7 +748,7 @@ class CompiledMask:
         if call.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options, kinds] = call
+            self._repeats[options, kinds] = call, self._last
         return call, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:

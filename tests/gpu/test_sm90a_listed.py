@@ -63,7 +63,7 @@ def test_features(name, dim, lengths):
 
 def test_whole_and_in_parts_agree():
     """At lengths where the tiles decide."""
-    mask, made = MASKS["both"], tensors(4096, 4096, 64, half("bfloat16"))
+    mask, made = MASKS["both"], tensors(8192, 8192, 64, half("bfloat16"))
     attn = mask.compile(head_dim=64, target=TARGET)
     whole = CompiledMask(attn.bundle, TARGET, in_parts=False)
     one, other = called(attn, *made), called(whole, *made)

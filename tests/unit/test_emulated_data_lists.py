@@ -310,6 +310,22 @@ def test_lists_that_were_found_right_are_not_doubted_again(hopper, beside):
     assert launches() == ["forward"]
 
 
+def test_a_repeated_call_is_the_latest(hopper):
+    """`last_sources` follows it, though its lists and its plan were kept."""
+    attn, given = mc.flags("x").compile(head_dim=64, target="sm_90a"), made()
+    data = {"x": on_device(padding(np.random.default_rng(0)))}
+    results = attn(*given[:3], return_lse=True, **data)
+    forward = attn.last_sources
+    attn.backward(*given[:3], *results, given[3], **data)
+    backward = attn.last_sources
+    assert forward != backward
+    for _ in range(2):
+        attn(*given[:3], return_lse=True, **data)
+        assert attn.last_sources == forward
+        attn.backward(*given[:3], *results, given[3], **data)
+        assert attn.last_sources == backward
+
+
 @pytest.mark.parametrize("n_q", [1, 9])
 def test_few_queries_share_a_tile(hopper, n_q):
     """Query heads of a key/value head are rows of one tile, as they are with data on the host."""
