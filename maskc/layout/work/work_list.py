@@ -199,7 +199,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How rows of packed heads are cut into parts; kernels that list tiles cut by the same rule."""
+    """A rule that cuts rows of packed heads into parts; kernels that list tiles cut by it, too."""
 
     least: int
     """The least tiles of a part; 0: no row is cut."""

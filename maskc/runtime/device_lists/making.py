@@ -106,7 +106,7 @@ class Making:
 
     @cached_property
     def cutting(self) -> Cutting:
-        """How rows of packed heads are cut; no other is."""
+        """The rule that cuts rows of packed heads; no others are cut."""
         if not self.packed or self.unit.work is None:
             return Cutting(0)
         cutting = cutting_of(self.sizes.n_q * self.packed, self.unit.work)

@@ -34,8 +34,8 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
 constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
-// The weights of a row's parts, two of each lane, and of an earlier result; the factor of the sum of
-// all, and the row's lse.
+// The weights of a row's parts, two of each lane, and of an earlier result; the factor of the sum
+// of all, and the row's lse.
 struct PartWeights {
     float own[MOST_PARTS / 32], before, scale, lse;
 };
