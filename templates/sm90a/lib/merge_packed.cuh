@@ -68,8 +68,8 @@ FN struct PartWeights part_weights(const struct Attention &p, const struct Place
 }
 
 // Run by one warpgroup. A warp merges TOGETHER rows at a time, so that their loads are in flight
-// together; a lane has four columns of each, and two of a row's parts. Parts are added in key order,
-// whichever finished last, then the sink. This keeps the result deterministic.
+// together; a lane has four columns of each, and two of a row's parts. Parts are added in key
+// order, whichever finished last, then the sink. This keeps the result deterministic.
 template <int TOGETHER>
 FN void merge_rows(const struct Attention &p, const struct Work &work) {
     const struct Place at = place_of(work.head, p.heads_q);
@@ -148,8 +148,8 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
         merge_rows<HEAD_DIM <= 128 ? 4 : 2>(p, work);
 }
 
-// Counts a stored part. The last warpgroup to store a part of a row merges them and resets the row's
-// counter for the next launch.
+// Counts a stored part. The last warpgroup to store a part of a row merges them and resets the
+// row's counter for the next launch.
 FN void finish_part(struct Shared &shared, const struct Attention &p, i32 group) {
     const i32 merge = uniform(shared.row[0].merge);
     const struct Work work = work_at(p, p.items + p.empty + merge);
