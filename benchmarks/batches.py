@@ -15,7 +15,7 @@ import argparse
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
+from benchmarks.batch_rows import ROWS, MaskMod, Row
 from benchmarks.host_time import per_call
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
@@ -61,7 +61,7 @@ def _there(given: Any) -> Any:
     return torch.tensor(given, device="cuda")
 
 
-def _arrays(data: Data) -> list[torch.Tensor]:
+def _arrays(data: Mapping[str, Any]) -> list[Any]:
     return [x for one in data.values() for x in (one if isinstance(one, tuple) else (one,))]
 
 
@@ -138,7 +138,8 @@ def _peers(
         keys = row.last or case.n_kv
         k, v = (x[:, :, -keys:] for x in (tensors.k, tensors.v))
         known = replace(case, mask=row.known(), n_kv=keys, data={}), replace(tensors, k=k, v=v)
-    shape: Any = SimpleNamespace(batched=bool(case.data), by_head=False)
+    by_head = any(x.ndim > 2 and x.shape[1] > 1 for x in _arrays(case.data))
+    shape: Any = SimpleNamespace(batched=bool(case.data), by_head=by_head)
     found = {}
     for name in names:
         given = known if name in names[3:] else (case, tensors)

@@ -27,7 +27,8 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import kind_name
 from maskc.ir.heads import written_heads
-from maskc.plan.explain import HEADS, predicted
+from maskc.plan.explain import predicted
+from maskc.plan.predict import USUAL_HEADS
 from maskc.plan.types import KernelPlan
 from maskc.verify.samples import sample_data
 from maskc.viz import words
@@ -245,9 +246,10 @@ def prices(name: str, mask: Mask, plan: KernelPlan) -> Iterator[str]:
     dense_plan = planned(getattr(patterns, dense)(), heads)
     as_many = f" --heads {heads}" if heads else ""
     yield "## Price\n"
+    heads = plan.problem.n_heads or USUAL_HEADS
     yield (
         f"For one head with default parameters. Times are predicted by the cost model for an "
-        f"NVIDIA H200, {plan.problem.n_heads or HEADS} heads, bfloat16, head dimension 128; the "
+        f"NVIDIA H200, {heads} heads, bfloat16, head dimension 128; the "
         f"speedup is over dense {dense.replace('full', 'unmasked')} attention by the same model.\n"
     )
     data = sample_data(mask, 1)

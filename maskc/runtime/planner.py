@@ -243,7 +243,7 @@ class CallPlanner:
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool, accumulates: bool,
+        bound: Bound, ordered: bool, accumulates: bool = False,
     ) -> Planned:  # fmt: skip
         """The plan of a checked call: in parts where these take less time, else whole."""
         bundle, direction = self.bundle, wanted.direction

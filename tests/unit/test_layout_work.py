@@ -394,7 +394,7 @@ def row_spans(counts: list[int]) -> Spans:
 
 
 def packed_rule(heads: int = 4, **rule) -> WorkList:
-    """Return the rule of a kernel with tiles of 64 keys and two blocks on a multiprocessor."""
+    """Make the rule of a kernel with tiles of 64 keys and two blocks on a multiprocessor."""
     return WorkList(**{"group_tokens": 9000, "uneven_tiles": 32, "few_tiles": 8, "resident": 2,
                        "heads": heads, **rule})  # fmt: skip
 
@@ -431,7 +431,7 @@ def test_invariant_rows_are_cut_by_their_own_tiles(tiles, size):
     ],
 )  # fmt: skip
 def test_where_packed_rows_are_cut(rows, tiles, size):
-    """All rows are equal; a card runs 264 blocks at once."""
+    """Equal rows on a card that runs 264 blocks at once."""
     made = packed_work(row_spans([tiles]), np.zeros((1, rows), int), 1, packed_rule())
     assert sizes_of(made) == {size}
     assert made.parts == (len(made.items) if size < tiles else 0)

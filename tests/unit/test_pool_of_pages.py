@@ -172,3 +172,23 @@ def test_cut_rows_of_sequences_of_any_length(
     scores = scores.masked_fill(~torch.tensor(flags)[:, None, None], -torch.inf)
     want = torch.nan_to_num(torch.softmax(scores, -1), 0) @ v
     torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("target", "dim", "n"), [("sm_90a", 64, 3000), ("sm_80", 320, 700)])
+def test_the_batch_decides_no_bit_of_a_deterministic_call(hopper, target, dim, n, monkeypatch):
+    """One sequence alone, and in a batch that fills a small card."""
+    monkeypatch.setattr(work_list, "_MULTIPROCESSORS", 2)
+    monkeypatch.setattr("maskc.dispatch.launch_plan._PART_BLOCKS", 8)
+    draw = torch.manual_seed(0)
+    q = torch.randn(6, HEADS, 1, dim, generator=draw).bfloat16()
+    k, v = (torch.randn(6, KV_HEADS, n, dim, generator=draw).bfloat16() for _ in range(2))
+    attn = mc.full().compile(head_dim=dim, target=target)
+    batch = attn(q, k, v, deterministic=True)
+    alone = attn(q[3:4], k[3:4], v[3:4], deterministic=True)
+    assert torch.equal(batch[3:4], alone)
+    weights = torch.softmax(q.double() @ k.double().repeat_interleave(2, 1).mT * dim**-0.5, -1)
+    want = weights @ v.double().repeat_interleave(2, 1)
+    default = attn(q, k, v)
+    assert attn.last_sources[-1].endswith("packed")
+    for out in (batch, default):
+        torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)

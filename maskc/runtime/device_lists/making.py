@@ -106,7 +106,7 @@ class Making:
 
     @cached_property
     def cutting(self) -> Cutting:
-        """The rule that cuts rows of packed heads; no others are cut."""
+        """The rule that cuts rows of packed heads; other rows stay whole."""
         if not self.packed or self.unit.work is None:
             return Cutting(0)
         cutting = cutting_of(self.sizes.n_q * self.packed, self.unit.work)

@@ -34,8 +34,8 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
 constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
-// The weights of a row's parts, two of each lane, and of an earlier result; the factor of the sum
-// of all, and the row's lse.
+// The weights of a row's parts, two of each lane, and of an earlier result; the factor of their
+// sum, and the row's lse.
 struct PartWeights {
     float own[MOST_PARTS / 32], before, scale, lse;
 };
@@ -68,7 +68,7 @@ FN struct PartWeights part_weights(const struct Attention &p, const struct Place
 }
 
 // Run by one warpgroup. A warp merges TOGETHER rows at a time, so that their loads are in flight
-// together; a lane has four columns of each, and two of a row's parts. Parts are added in key
+// together; a lane has four columns of each, and the weights of two parts. Parts are added in key
 // order, whichever finished last, then the sink. This keeps the result deterministic.
 template <int TOGETHER>
 FN void merge_rows(const struct Attention &p, const struct Work &work) {
