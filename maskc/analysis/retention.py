@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.ir.sets import Universe, budget
+from maskc.ir.sets import Universe, budget, greatest, least
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class Unbounded:
     reason: str
 
 
-def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
+@lru_cache(maxsize=1 << 8)  # objects of islpy leave memory behind: ask once for each question
+def retention(keeps: tuple[Expr, ...], queries: int) -> Retention | Unbounded:
     """Decide which keys must be kept for calls of at most `queries` new queries.
 
     A call has n tokens in total; its queries are the last ones. A key is needed at n if a query of
     that call sees it, or a query of a later call, which comes after the first n tokens.
 
     Args:
-        keeps: the masks of all heads; none reads arrays or has parameters.
+        keeps: the masks of all heads, each once; none reads arrays or has parameters.
         queries: the most new tokens of a call.
 
     Raises:
         TooHard: isl's budget is spent.
     """
     with budget():
-        keeps = list(dict.fromkeys(keeps))
         now = [_seen(keep, queries) for keep in keeps]
         later = isl.Map(
             "{ [n_q, n_kv, k] -> [n, k] : 1 <= n <= n_kv - n_q and k < n }"
@@ -57,12 +57,12 @@ def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
         written = isl.Set("{ [n, k] : 0 <= k < n }")
         forgotten = written.subtract(held).project_out(isl.dim_type.set, 0, 1)
         forever = isl.Set("{ [k] : k >= 0 }").subtract(forgotten).coalesce()
-        if not forever.is_empty() and not forever.dim_max_val(0).is_int():
+        if not forever.is_empty() and not greatest(forever, 0).is_int():
             first = ", ".join(map(str, _smallest(forever, 3)))
             return Unbounded(f"keys {first} and so on without end are seen from any later position")
         others = held.subtract(forever.insert_dims(isl.dim_type.set, 0, 1))
         ages = others.apply(isl.Map("{ [n, k] -> [n - k] }"))
-        most = isl.Val.zero(isl.DEFAULT_CONTEXT) if ages.is_empty() else ages.dim_max_val(0)
+        most = isl.Val.zero(isl.DEFAULT_CONTEXT) if ages.is_empty() else greatest(ages, 0)
         if not most.is_int():
             return Unbounded(
                 "the number of newer tokens after which a key is still seen has no bound"
@@ -90,16 +90,16 @@ def _smallest(keys: isl.Set, most: int) -> Iterator[int]:
     for _ in range(most):
         if keys.is_empty():
             return
-        least = keys.dim_min_val(0)
-        yield int(least.to_str())
-        keys = keys.subtract(isl.Set(f"{{ [k] : k <= {least.to_str()} }}"))
+        first = least(keys, 0).to_str()
+        yield int(first)
+        keys = keys.subtract(isl.Set(f"{{ [k] : k <= {first} }}"))
 
 
 def _runs(keys: isl.Set) -> Iterator[tuple[int, int]]:
     """The runs of consecutive keys of a bounded set."""
     while not keys.is_empty():
-        first = int(keys.dim_min_val(0).to_str())
+        first = int(least(keys, 0).to_str())
         beyond = isl.Set(f"{{ [k] : k > {first} }}").subtract(keys)
-        last = int(beyond.dim_min_val(0).to_str()) - 1
+        last = int(least(beyond, 0).to_str()) - 1
         yield first, last
         keys = keys.subtract(isl.Set(f"{{ [k] : k <= {last} }}"))

@@ -14,7 +14,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.ir.id_lists import veiled
-from maskc.ir.sets import TooHard, budget, mask_set, token_universe
+from maskc.ir.sets import TooHard, budget, greatest, mask_set, token_universe
 
 _OPERATIONS = 50_000
 """isl's budget for one question: some hundredths of a second, because only speed hangs on it."""
@@ -41,7 +41,7 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
             apart = apart.project_out(isl.dim_type.param, 0, apart.dim(isl.dim_type.param))
             if apart.is_empty():
                 return 0
-            most = apart.dim_max_val(0)
+            most = greatest(apart, 0)
             return int(most.to_str()) + 1 if most.is_int() else None
     except TooHard:
         return None

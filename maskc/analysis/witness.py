@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.data import BY_PAIR, DataDecl, DataKind
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, Universe, budget
+from maskc.ir.sets import TooHard, Universe, budget, convex_parts
 
 _LARGEST = 1 << 31
 """A magnitude that no element reaches, because arrays hold 32-bit integers."""
@@ -248,17 +248,10 @@ class _Space:
         gives are at least `low`; None where there is none, or isl does not find it."""
         try:
             with budget():
-                lowest = self._difference(low).lexmin()
-                if lowest.is_empty():
-                    return None
-                point = lowest.sample_point()
-                values = {
-                    name: point.get_coordinate_val(isl.dim_type.set, number).to_python()
-                    for number, name in enumerate(self._names)
-                }
+                values = _first(self._difference(low), self._names)
         except TooHard:
             return None
-        return self._candidate(values)
+        return None if values is None else self._candidate(values)
 
     def _candidate(self, values: dict[str, int]) -> CandidatePair:
         from maskc.core.evaluator import evaluate
@@ -275,6 +268,28 @@ class _Space:
         return CandidatePair(
             values["n_q"], values["n_kv"], values["q"], values["k"], params, cells, self._paired
         )
+
+
+def _first(points: isl.Set, names: Sequence[str]) -> dict[str, int] | None:
+    """The first point in the order of its coordinates, which all have a lower bound; None where
+    there is none.
+
+    One coordinate after the other, and one convex part at a time. isl's lexmin takes minutes for
+    some grids, and counts few operations meanwhile, so that no budget stops it.
+    """
+    parts = convex_parts(points)
+    if not parts:
+        return None
+    values = {}
+    for number, name in enumerate(names):
+        lows = [int(part.dim_min_val(number).to_python()) for part in parts]
+        values[name] = least = min(lows)
+        at_least = isl.Val.int_from_si(isl.DEFAULT_CONTEXT, least)
+        parts = [
+            part.fix_val(isl.dim_type.set, number, at_least)
+            for part, low in zip(parts, lows, strict=True) if low == least
+        ]  # fmt: skip
+    return values
 
 
 def _values(decl: DataDecl) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from maskc.cli.entries import MaskEntry
 from maskc.cli.options import LENGTH_TYPE, json_option, mask_source
@@ -112,6 +113,7 @@ def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors
 
     device = asked["device"] or best_device()
     if asked["tensors"] is not None:
+        _refuse_options_of_models()
         return read_npz(asked["tensors"], device=device)
     texts = {}
     for text in asked["texts"]:
@@ -128,6 +130,24 @@ def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors
     needles = trials(tokenizer, ids, asked["n"], asked["needles"], asked["seed"])
     source = f"{asked['model']}, {', '.join(texts)}"
     return Inputs(model, tokenizer, ids, names, source, needles, layers)
+
+
+def _refuse_options_of_models() -> None:
+    """Raise UsageMistake for an option that only a model reads (MC603)."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        values = context.params.get(option.name or "")
+        if option.name == "parts":
+            typed = typed and values != ("information",)
+        if typed and option.name in _OF_MODELS:
+            wrong = f"{option.opts[0]} needs a model, and --tensors gives q, k and v alone"
+            hint = f"leave {option.opts[0]} out, or give --model instead of --tensors"
+            raise UsageMistake(wrong, hint, at=option.opts[0])
+
+
+_OF_MODELS = ("model", "texts", "n", "sequences", "needles", "layers", "dtype", "margin", "parts")
+"""Options that have no effect on tensors from a file."""
 
 
 def _numbers(option: str, text: str, kind: type) -> list[Any]:
@@ -162,20 +182,24 @@ def _candidates(
         raise UsageMistake(f"--budget: {budgets} is not between 0 and 100", hint, at="--budget")
     if solve and not shares:
         raise UsageMistake("--solve was given without --budget", "give both", at="--solve")
+    shares = list(dict.fromkeys(shares))
     solved_by = {entry.name: _parameter(entry, solve) for entry in entries} if shares else {}
     heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
+    evaluated: dict[str, Any] = {}
     dense = pairs_of(causal(), n, causal())
     for entry in entries:
-        candidates: list[tuple[str, Any, float]] = []
+        candidates: list[tuple[str, Any, float, str]] = []
         for share in shares:
             name = solved_by[entry.name]
             solved = at_budget(_family(entry, name), share, n, n_heads=heads, low=1, name=name)
-            candidates.append((f"{entry.name} {share:.4g}", solved.mask, share))
+            setting = f"{name}={solved.value}"
+            candidates.append((f"{entry.name} {share:.4g}", solved.mask, share, setting))
         if not candidates:
             share = mean_pairs(entry.mask, inputs, causal(), data) / dense
-            candidates.append((entry.name, entry.mask, share))
-        for title, mask, share in candidates:
-            yield Candidate(title, mask, budget=share if shares else None)
+            candidates.append((entry.name, entry.mask, share, ""))
+        for title, mask, share, setting in candidates:
+            evaluated[title] = mask
+            yield Candidate(title, mask, budget=share if shares else None, setting=setting)
             if ablate:
                 for change, variant in ablations(mask).items():
                     yield Candidate(f"{title}, {change}", variant, "ablation", title)
@@ -189,6 +213,10 @@ def _candidates(
                         progress(f"left out: {refusal.finding}")
                         continue
                     title = f"{name} {share:.4g}"
+                    if solved.mask in evaluated.values():
+                        progress(f"left out: {title} is {solved.mask}, which is evaluated already")
+                        continue
+                    title += " (family)" if title in evaluated else ""
                     yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
 
 
@@ -247,12 +275,14 @@ def _write(result: Evaluation) -> None:
             cells += show(part) if part is not None else [""] * len(titles)
         rows.append(cells)
     write_table(heads, rows, numbers=range(1, len(heads)))
-    for pattern in result.patterns:
-        if pattern.is_dense:
-            echo(f"\n{dense_words(pattern, result)}")
+    if dense := [pattern for pattern in result.patterns if pattern.is_dense]:
+        echo(f"\n{dense_words(dense, result)}")
 
 
 def _role(pattern: Evaluated) -> str:
+    """Text behind a name: the solved parameter, or the role of a comparison."""
+    if pattern.setting:
+        return f" ({pattern.setting})"
     return "" if pattern.role in ("pattern", "ablation") else f" ({pattern.role})"
 
 

@@ -210,8 +210,10 @@ def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:
     same = [pattern for pattern in rows if pattern.digest == digest]
     for pattern in same or (pattern for pattern in rows if _equal(pattern.mask, entry)):
         return pattern
-    held = "; ".join(f"{pattern.name} = {pattern.mask}" for pattern in rows) or "nothing"
-    what = f"no mask in it is proved equal to {entry.name} = {entry.mask}; it holds {held}"
+    settings = {row.name: f" (--set {row.setting})" for row in rows if row.setting}
+    held = "; ".join(f"{row.name} = {row.mask}{settings.get(row.name, '')}" for row in rows)
+    what = f"no mask in it is proved equal to {entry.name} = {entry.mask}"
+    what += f"; it holds {held or 'nothing'}"
     raise BadEvaluation(path, what, at="--evaluation")
 
 

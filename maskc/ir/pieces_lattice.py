@@ -13,6 +13,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.ir.pieces_read import PieceReader, whole
 from maskc.ir.pieces_space import Space
+from maskc.ir.sets import greatest, least
 from maskc.ir.types import Lattice
 
 _PARAM = isl.dim_type.param
@@ -132,7 +133,7 @@ def _residues(pairs: isl.Set, value: str, stride: int, space: Space) -> tuple[in
 
 
 def _ends(points: isl.Set) -> tuple[int, int]:
-    return whole(points.dim_min_val(0)), whole(points.dim_max_val(0))
+    return whole(least(points, 0)), whole(greatest(points, 0))
 
 
 def _coordinates(way: _Grouping, space: Space) -> isl.Map:

@@ -11,7 +11,15 @@ import islpy as isl
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.ir.pieces_read import PieceReader
-from maskc.ir.sets import TooHard, budget, domain, isl_names, token_universe
+from maskc.ir.sets import (
+    TooHard,
+    budget,
+    domain,
+    greatest,
+    isl_names,
+    least,
+    token_universe,
+)
 
 _PARAM, _SET = isl.dim_type.param, isl.dim_type.set
 
@@ -99,7 +107,7 @@ class Space:
         points = self._by_default(points)
         apart = isl.Map.from_domain_and_range(points, points).deltas()
         apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-        return apart.is_empty() or apart.dim_max_val(0).is_int()
+        return apart.is_empty() or greatest(apart, 0).is_int()
 
     def near_diagonal(self, pairs: isl.Set) -> bool:
         """Whether q - k, or position - k, is bounded, whatever the lengths."""
@@ -107,9 +115,7 @@ class Space:
         for offset in ("n_kv - n_q", "0"):
             apart = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
             apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-            if apart.is_empty() or (
-                apart.dim_max_val(0).is_int() and apart.dim_min_val(0).is_int()
-            ):
+            if apart.is_empty() or (greatest(apart, 0).is_int() and least(apart, 0).is_int()):
                 return True
         return False
 

@@ -46,6 +46,27 @@ def budget(operations: int = OPERATIONS) -> Iterator[None]:
             context.set_max_operations(0)
 
 
+def least(points: isl.Set, axis: int) -> isl.Val:
+    """The smallest coordinate; minus infinity where there is none, infinity of an empty set.
+
+    isl's dim_min_val is wrong for unions that have an empty part, where isl has not noticed that it
+    is empty (islpy 2026.2.2): q = 0 was the least of a set with 3 <= q.
+    """
+    lows = (part.dim_min_val(axis) for part in convex_parts(points))
+    return reduce(isl.Val.min, lows, isl.Val.infty(isl.DEFAULT_CONTEXT))
+
+
+def greatest(points: isl.Set, axis: int) -> isl.Val:
+    """The largest coordinate; infinity where there is none, minus infinity of an empty set."""
+    highs = (part.dim_max_val(axis) for part in convex_parts(points))
+    return reduce(isl.Val.max, highs, isl.Val.neginfty(isl.DEFAULT_CONTEXT))
+
+
+def convex_parts(points: isl.Set) -> list[isl.Set]:
+    """The parts of a union that have points."""
+    return [isl.Set.from_basic_set(x) for x in points.get_basic_sets() if not x.is_empty()]
+
+
 @contextmanager
 def unstopped() -> Iterator[None]:
     """Let isl finish one question that it must not be stopped in, inside a budget or outside.

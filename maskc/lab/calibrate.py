@@ -17,7 +17,7 @@ from typing import Any
 from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SourceUnit
 from maskc.core.coefficients import Gpu, Tables, card_of, source_name
 from maskc.core.cost import Cost, Tally
-from maskc.core.errors import ExtraMissing, NoDevice
+from maskc.core.errors import NoDevice, not_imported
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction
 from maskc.core.target import Target
@@ -111,8 +111,8 @@ def calibrate(
         raise NoDevice(TARGET, fault)
     try:
         import torch
-    except ImportError:
-        raise ExtraMissing("torch", "torch") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc calibrate", "torch", "torch") from error
 
     names = [(probe, dim) for dim in head_dims for probe in PROBES]
     progress(f"compiling the kernels of {len(names)} masks")

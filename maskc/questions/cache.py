@@ -219,7 +219,7 @@ def cache(
     values = bound(irs, 0, 0, params).params
     keeps = tuple(E.with_values(ir.keep, values) for ir in irs)
     try:
-        kept = retention(keeps, queries)
+        kept = retention(tuple(dict.fromkeys(keeps)), queries)
     except TooHard:
         raise CacheUndecided(f"{OPERATIONS:,}", at=at) from None
     if isinstance(kept, Unbounded):

@@ -5,10 +5,13 @@ Each text comes from the code that raises it, not from the class.
 
 from __future__ import annotations
 
+import ast
 import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from string import Formatter
 from types import SimpleNamespace
 
 import numpy as np
@@ -575,6 +578,11 @@ def test_a_package_that_cannot_be_imported():
     assert str(not_imported(missing, "mc.x", "transformers", "hf")) == (
         "MC507  mc.x needs transformers, which is not installed\n    hint: pip install 'maskc[hf]'"
     )
+    dependency = ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers")
+    assert str(not_imported(dependency, "mc.x", "numpy", "hf")).startswith(
+        "MC644  mc.x needs numpy, which is installed and cannot be imported: No module named 'tok"
+    )
+    assert str(not_imported(dependency, "mc.x", "no_such_package", "hf")).startswith("MC507")
 
 
 @pytest.mark.parametrize("code", TEXTS)
@@ -630,3 +638,30 @@ def test_the_place_of_a_build_error_may_be_unknown():
     unit = replace(bundle("band").units[0], text="int a = ;\n")
     with pytest.raises(errors.BuildFailed, match="MC508  "):
         CompiledMask(bundle("band", units=(unit,)), "cpu").warmup()
+
+
+def test_errors_are_raised_with_what_their_texts_show():
+    """Raising one with too few arguments ends in an IndexError where its text is read."""
+    classes = {
+        name: kind for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, MaskcError) and kind is not MaskcError
+        and kind.__init__ is MaskcError.__init__
+    }  # fmt: skip
+    wrong, seen = [], 0
+    for file in (Path(mc.__file__).parent).rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call) or any(isinstance(x, ast.Starred) for x in call.args):
+                continue
+            name = getattr(call.func, "id", getattr(call.func, "attr", None))
+            if name in classes:
+                seen += 1
+                if len(call.args) != _shown(classes[name]):
+                    wrong.append(f"{file.name}:{call.lineno} {name}")
+    assert seen > 300
+    assert wrong == []
+
+
+def _shown(kind: type[MaskcError]) -> int:
+    """The number of arguments that the message and the hint of an error show."""
+    fields = [f for text in (kind.message, kind.hint) for _, f, _, _ in Formatter().parse(text)]
+    return 1 + max((int(f[0]) for f in fields if f), default=-1)

@@ -1,4 +1,4 @@
-"""The full text of every refusal of evaluations (MC730 to MC736)."""
+"""The full text of every refusal of evaluations (MC695, MC730 to MC736)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
@@ -13,7 +13,15 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import MaskcError
-from maskc.lab.evaluate import FAMILIES, ablations, at_budget, read_npz, tensors
+from maskc.lab.evaluate import (
+    FAMILIES,
+    Candidate,
+    ablations,
+    at_budget,
+    evaluate,
+    read_npz,
+    tensors,
+)
 from maskc.lab.evaluate.models import PACKAGES, _weights
 from maskc.lab.evaluate.statistics import wilson
 
@@ -44,8 +52,21 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "budget": (
         lambda: at_budget(FAMILIES["longformer"], 0.125, 64, name="window"),
-        "MC732 window  no window from 0 to 64 gives 260 live pairs: they keep 952 to 2080\n"
-        "    hint: request a budget in this range, or solve for another parameter",
+        "MC732 window  no window from 0 to 64 gives 260 live pairs: the least keeps 952, the greatest 2080\n"
+        "    hint: request a budget between these, or solve for another parameter",
+    ),
+    "budget above": (
+        lambda: at_budget(FAMILIES["dilated"], 0.5, 64, name="width"),
+        "MC732 width  no width from 0 to 64 gives 1040 live pairs: the least keeps 64, the greatest 544\n"
+        "    hint: request a budget between these, or solve for another parameter",
+    ),
+    "names": (
+        lambda: evaluate(
+            [Candidate("a", mc.causal()), Candidate("a", mc.window(3))],
+            tensors(of(1, 1, 4, 8), of(1, 1, 4, 8)),
+        ),
+        "MC695 masks  two masks are called 'a': causal() and window(3)\n"
+        "    hint: give each mask a name of its own",
     ),
     "terms": (
         lambda: ablations(mc.parse("causal() & window(3)")),
@@ -68,7 +89,7 @@ def text_of(wrong: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_text(name: str):
-    if name in ("rank", "kind", "fit", "heads"):
+    if name in ("rank", "kind", "fit", "heads", "names"):
         pytest.importorskip("torch")
     wrong, text = CASES[name]
     assert text_of(wrong) == text

@@ -55,6 +55,7 @@ def questions(rng: np.random.Generator) -> dict[str, Callable[[], object]]:
         "a formula": lambda: (formula.count(n()), formula.layout(n())),
         "equals": lambda: (window.equals(causal), packed.subset_of(causal), wide.equals(window)),
         "diff": lambda: mc.diff(window, causal),
+        "cache": lambda: (causal & window).cache(queries=2),
         "dense": lambda: window.dense(n()),
         "a call": lambda: compiled(x, x, x),
         "attention": lambda: mc.attention(x, x, x, mc.window(9)),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from itertools import combinations
 
+import islpy as isl
 import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.analysis.witness import _first
 from maskc.core.errors import (
     BadLength,
     DataMissing,
@@ -309,3 +311,30 @@ def test_what_a_difference_says():
         "query 0 sees key 0 on head 1 of 2 only in a, at 2 x 3; 2 pairs differ"
     )
     assert str(mc.diff(TREE, DOC & TREE)).endswith("doc = [2, 1]\n    tree = mc.parents([1, -1])")
+
+
+def test_a_grid_is_told_apart_from_causal():
+    """isl's lexmin takes minutes for the difference of these."""
+    grid = mc.patterns.sta()
+    first = mc.diff(grid, mc.causal())
+    assert first is not None
+    n = next(n for n in range(1, 9) if (grid.dense(n) != mc.causal().dense(n)).any())
+    pairs = np.argwhere(grid.dense(n) != mc.causal().dense(n))
+    assert (first.n_q, first.n_kv, first.q, first.k) == (n, n, *pairs[0])
+
+
+@pytest.mark.parametrize("text", [
+    "{ [n, q, k] : 0 <= k < q < n and (k = q - 2 or k = q - 4 or 7 <= q - k and n < 3) }",
+    "{ [n, q, k] : 0 <= k < n and 0 <= q < n and (q - k) mod 6 = 3 and q >= 5 }",
+    "{ [n, q, k] : 0 <= k < n and 0 <= q < n and (3 * k = q + 1 and n > 9 or n mod 4 = 3) }",
+    "{ [n, q, k] : 0 <= k < q < n and n < 1 }",
+])  # fmt: skip
+def test_the_first_point_is_the_least(text: str):
+    points = isl.Set(text)
+    least = points.lexmin()
+    first = _first(points, ("n", "q", "k"))
+    if least.is_empty():
+        assert first is None
+    else:
+        inside = " and ".join(f"{name} = {value}" for name, value in first.items())
+        assert least.is_equal(isl.Set(f"{{ [n, q, k] : {inside} }}"))

@@ -260,6 +260,7 @@ def test_statements_follow_the_parameters(opened):
     taken = page.evaluate("maskcExplorer.model.taken")
     assert f"tiles of {taken['tile'][0]} x {taken['tile'][1]}" in taken["said"]
     assert page.evaluate("maskcExplorer.tile") == taken["tile"]
+    assert "The mask pays from N = " in page.inner_text(price)
     assert "one head" in page.inner_text(price).lower()
     assert "roofline of 16 heads" in page.inner_text(price).lower()
     page.evaluate("maskcExplorer.map.point(200, 160)")
@@ -268,7 +269,8 @@ def test_statements_follow_the_parameters(opened):
     shown_in(page, "Compare", "nothing is proved")
     for text in ("Proved", "at all lengths", "At other lengths"):
         assert text not in page.inner_text(compare)
-    assert "a call of these lengths runs" not in page.inner_text(price)
+    for text in ("a call of these lengths runs", "The mask pays", "predicted, 16 heads"):
+        assert text not in page.inner_text(price)
     assert "as it was written" in page.inner_text("section[aria-label=Source]")
     page.evaluate("maskcExplorer.setParam('window', maskcExplorer.parameters[1].value)")
     shown_in(page, "Compare", "at all lengths")
@@ -284,6 +286,10 @@ def test_made_up_data_are_called_so(opened):
 
 def test_keys_and_text_twin(opened):
     page = opened(model_of(STREAMING, 300))
+    page.keyboard.press("?")  # nothing has the focus yet
+    assert page.evaluate("document.querySelector('dialog').open")
+    page.keyboard.press("Escape")
+    assert not page.evaluate("document.querySelector('dialog').open")
     page.focus(".map")
     before = page.evaluate("maskcExplorer.map.view.scale")
     page.keyboard.press("+")
@@ -406,6 +412,69 @@ def test_compare_flies_to_the_witness(opened):
     expected = np.where((one & two)[..., None], known["both"], known["empty"])
     expected = np.where((one & ~two)[..., None], known["only-a"], expected)
     assert (found[:300, :300] == expected).all()
+
+
+@pytest.mark.parametrize("width", [390, 830, 1280, 1500, 1920])
+def test_all_panes_are_on_the_screen(opened, width):
+    """Long lines of sources scroll inside of their box."""
+    page = opened(model_of(STREAMING, 300, other=mc.causal() & mc.window(40)))
+    page.set_viewport_size({"width": width, "height": 800})
+    outside = page.evaluate(
+        """[...document.querySelectorAll('.pane, header, footer, .code, td, .slider')]
+        .map((part) => part.getBoundingClientRect().right).filter((right) => right > innerWidth)"""
+    )
+    assert outside == []
+    assert page.evaluate("document.querySelectorAll('.pane').length") == 4
+    lines = "document.querySelector('.code')"
+    page.evaluate("maskcExplorer.source.show(3)")
+    assert page.evaluate(f"{lines}.scrollWidth") >= page.evaluate(f"{lines}.clientWidth")
+
+
+def test_numbers_say_which_head_they_are_of(opened):
+    by_head = mc.per_head([mc.causal(), mc.causal(), mc.window(9)])
+    price, compare = "section[aria-label=Price] caption", "section[aria-label=Compare] caption"
+
+    def said(page):
+        return [page.locator(each).first.text_content() for each in (price, compare)]
+
+    page = opened(model_of(by_head, 100, other=mc.per_head([mc.causal(), *2 * [mc.window(9)]])))
+    assert said(page) == ["Each of heads 0-1", "Head 0 at these lengths"]
+    page.click(".strip button:last-child")
+    B.settled(page, f"document.querySelector('{price}').textContent === 'Head 2'")
+    assert said(page)[1] == "Head 2 at these lengths"
+    page = opened(model_of(STREAMING, 100, other=by_head))
+    assert said(page) == ["One head", "Each of heads 0-1 at these lengths"]
+    page = opened(model_of(STREAMING, 100, other=mc.causal()))
+    assert said(page) == ["One head", "One head at these lengths"]
+
+
+HURRIED = """(() => {
+  const counter = maskcExplorer.counter();
+  counter.most = 1;
+  counter.known.clear();
+  maskcExplorer.kept.delete(`${maskcExplorer.state.set} price`);
+  maskcExplorer.pricing.update();
+  maskcExplorer.why.update();
+})()"""
+
+
+def test_what_takes_too_long_is_not_counted(opened):
+    """Nothing is said of pairs and tiles that nobody counted, except what the compiler knows."""
+    page = opened(model_of(STREAMING, 300))
+    page.evaluate("maskcExplorer.map.point(200, 160)")
+    page.evaluate(HURRIED)
+    price, why = (page.inner_text(f"section[aria-label={name}]") for name in ("Price", "Why"))
+    assert f"{STREAMING.count(300):,} of 90,000" in price
+    assert "The live pairs are the compiler's count." in price
+    assert "its pairs take too long to count" in why
+    page.evaluate("maskcExplorer.setParam('window', 43)")
+    shown_in(page, "Price", "Counted exactly, here in the page.")
+    page.evaluate(HURRIED)
+    moved = page.inner_text("section[aria-label=Price]")
+    assert "not counted of 90,000" in moved
+    for text in (price, why, moved):
+        for wrong in ("NaN", "nothing runs", "Counted exactly", "never loads", "roofline"):
+            assert wrong not in text
 
 
 STRIP = """(i => {

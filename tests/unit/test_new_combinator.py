@@ -125,14 +125,17 @@ assert heads.count(20, 33, n_heads=3) == wanted.sum()
 assert not heads.equals(mc.head_windows([2, 9, 1]))
 print("right")
 """
-FORGOTTEN = """
+ASKED = """
 import maskc as mc
-mask = mc.block_causal(4)
-try:
-    mask.dense(8)
-except TypeError as error:
-    print(error)
+for ask in ("dense(8)", "count(8)", "layout(8, block=(4, 4), head=0)", "equals(mc.causal())"):
+    try:
+        answer = eval(f"mask.{ask}")
+    except (TypeError, mc.MaskcError) as error:
+        answer = str(error).splitlines()[0]
+    print(ask.split("(")[0], answer, sep=": ")
 """
+BLOCKS = f"import maskc as mc\nmask = mc.block_causal(4)\n{ASKED}"
+HEADS = f"import maskc as mc\nmask = mc.head_windows([2, 9, 0])\n{ASKED}"
 
 
 @pytest.fixture
@@ -168,7 +171,36 @@ def test_a_combinator_takes_three_files(package: Path) -> None:
     assert answer(package, QUESTIONS) == "right"
 
 
+def forget(package: Path, file: str, text: str, instead: str = "") -> None:
+    path = package / "maskc" / file
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, instead))
+
+
 def test_a_forgotten_meaning_is_said(package: Path) -> None:
-    path = package / "maskc" / "reference" / "pairs.py"
-    path.write_text(path.read_text().replace(MEANING, ""))
-    assert answer(package, FORGOTTEN) == "no case for BlockCausal"
+    forget(package, "reference/pairs.py", MEANING)
+    assert answer(package, BLOCKS).splitlines()[0] == "dense: no case for BlockCausal"
+
+
+def test_a_class_that_no_union_lists_is_said(package: Path) -> None:
+    forget(package, "dsl/nodes.py", " | BlockCausal | HeadWindows")
+    said = "maskc.dsl.nodes.AnyNode does not list HeadWindows"
+    answers = dict(line.split(": ", 1) for line in answer(package, HEADS).splitlines())
+    assert answers == dict.fromkeys(("dense", "count", "layout", "equals"), said)
+
+
+def test_a_forgotten_number_of_heads_is_said(package: Path) -> None:
+    """The formula reads the head, so the mask is never taken for one that all heads share."""
+    start = NODES.index("    @property\n    def own_heads")
+    forget(package, "dsl/nodes.py", NODES[start : NODES.index("    @property\n", start + 1)])
+    answers = dict(line.split(": ", 1) for line in answer(package, HEADS).splitlines())
+    assert answers["dense"].startswith("MC114")
+    assert answers["count"].startswith("MC114")
+    assert not answers["layout"].startswith("MC")
+    assert answers["equals"] == "False"
+
+
+def test_a_function_that_is_not_exported_is_missing(package: Path) -> None:
+    forget(package, "dsl/combinators.py", '"block_causal", "head_windows", ')
+    asked = "import maskc as mc\ntry: mc.parse('head_windows([2, 9, 0])')\n"
+    assert "MC115" in answer(package, f"{asked}except mc.MaskcError as error: print(error)")

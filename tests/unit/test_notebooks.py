@@ -70,9 +70,12 @@ def executed(
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))
         nbclient.NotebookClient(
-            whole, timeout=300, kernel_name="python3", allow_errors=True,
+            whole,
+            timeout=300,
+            kernel_name="python3",
+            allow_errors=True,
             resources={"metadata": {"path": str(folder)}},
-        ).execute()  # fmt: skip
+        ).execute()
     return notebooks
 
 

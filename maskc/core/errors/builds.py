@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from maskc.core.errors.base import MaskcError
 
 
@@ -93,13 +95,22 @@ class ExtraBroken(ExtraMissing):
     )
 
 
+def _lacks_another(error: ModuleNotFoundError, package: str) -> bool:
+    """Whether the package is installed, and the module that is missing is one that it imports."""
+    module, missing = package.lower().replace("-", "_"), (error.name or "").partition(".")[0]
+    try:
+        return missing not in ("", module) and find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def not_imported(error: ImportError, what: str, package: str, extra: str) -> ExtraMissing:
     """The mistake behind an import that failed; raise it from the error, which is its cause.
 
     Args:
         what: what needs the package; extra: of maskc, which installs it.
     """
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and not _lacks_another(error, package):
         return ExtraMissing(what, package, extra)
     return ExtraBroken(what, package, extra, str(error).split("\n")[0])
 

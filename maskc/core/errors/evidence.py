@@ -99,8 +99,16 @@ class BudgetUnreachable(MaskcError):
     """No value of a parameter gives a mask the requested number of live pairs."""
 
     code = "MC732"
-    message = "no {0} from {1} to {2} gives {3} live pairs: they keep {4} to {5}"
-    hint = "request a budget in this range, or solve for another parameter"
+    message = "no {0} from {1} to {2} gives {3} live pairs: the least keeps {4}, the greatest {5}"
+    hint = "request a budget between these, or solve for another parameter"
+
+
+class SameNames(MaskcError):
+    """Two masks of one evaluation have the same name, so their results would be mixed up."""
+
+    code = "MC695"
+    message = "two masks are called {0!r}: {1} and {2}"
+    hint = "give each mask a name of its own"
 
 
 class NoTerms(MaskcError):

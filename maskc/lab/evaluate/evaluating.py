@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.errors import BadTensors
+from maskc.core.errors import BadTensors, SameNames
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node, default_parameters, structure
@@ -51,6 +51,8 @@ class Candidate:
     is not asked of a candidate for some layers."""
     pairs: int | None = None
     """Live pairs of a head, where they are known already."""
+    setting: str = ""
+    """The parameter of a pattern that gives this mask, as `--set` takes it: window=12."""
 
 
 @dataclass
@@ -132,6 +134,7 @@ def evaluate(
 
     Raises:
         NotAMask: a value is not a mask (MC106).
+        SameNames: two candidates have the same name (MC695).
         BadTensors: data are a function of tokens, and there are none (MC730).
         MaskcError: see calls of the masks.
     """
@@ -155,7 +158,7 @@ def evaluate(
         result = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
-            digest=digest_of(one.mask, {} if callable(data) else data or {}),
+            digest=digest_of(one.mask, {} if callable(data) else data or {}), setting=one.setting,
         )  # fmt: skip
         if model is not None:
             result = _of_model(result, one, model, data, parts, margin, resamples, seed)
@@ -189,6 +192,10 @@ def _candidates(masks: Mapping[str, Mask] | Sequence[Candidate]) -> list[Candida
             if not isinstance(mask, Node):
                 raise not_a_mask("evaluate", mask, f"masks[{name!r}]")
         return [Candidate(name, mask) for name, mask in masks.items()]
+    by_name: dict[str, Candidate] = {}
+    for one in masks:
+        if (other := by_name.setdefault(one.name, one)) is not one:
+            raise SameNames(one.name, other.mask, one.mask, at="masks")
     return list(masks)
 
 

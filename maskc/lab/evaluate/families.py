@@ -73,6 +73,10 @@ class Solved:
     pairs: int
 
 
+_REACHED = 0.9
+"""Share of a budget that the greatest member of a family must keep, else the budget is refused."""
+
+
 def at_budget(
     family: Family, budget: float, n: int, *, base: Mask | None = None, n_heads: int | None = None,
     low: int = 0, high: int | None = None, name: str = "value",
@@ -90,7 +94,7 @@ def at_budget(
         name: of the number, for errors.
 
     Raises:
-        BudgetUnreachable: even the least has more pairs (MC732).
+        BudgetUnreachable: the least has more pairs, or the greatest has far fewer (MC732).
         MaskcError: as `Mask.count`.
     """
     base = causal() if base is None else base
@@ -101,10 +105,10 @@ def at_budget(
         mask = family(value)
         return Solved(value, mask, pairs_of(mask, n, base, n_heads))
 
-    best = solved(low)
-    if best.pairs > wanted:
-        most = solved(high).pairs
-        raise BudgetUnreachable(name, low, high, wanted, best.pairs, most, at=name)
+    best, greatest = solved(low), solved(high)
+    if best.pairs > wanted or greatest.pairs < _REACHED * wanted:
+        ends = best.pairs, greatest.pairs
+        raise BudgetUnreachable(name, low, high, wanted, *ends, at=name)
     first, last = low, high
     while first < last:
         middle = (first + last + 1) // 2

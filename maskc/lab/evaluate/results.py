@@ -280,6 +280,8 @@ class Evaluated(Result):
     trained: tuple[Trained, ...] = ()
     digest: str = ""
     """sha256 of the mask, content of captured arrays and parameters included, see `digest_of`."""
+    setting: str = ""
+    """The parameter that was solved for the budget, as `--set` takes it: window=12."""
 
     @property
     def is_dense(self) -> bool:

@@ -57,8 +57,10 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
         chosen = choice(plan, n_q, n_kv)
         chosen_plan = plan if chosen is None else chosen[0].unit.plan
         form, name = ("boxes" if chosen_plan.boxes else "tiles"), title(chosen_plan)
+    by_model = "By the cost model, a" if card_of(plan.target.name) is not None else "A"
     return {
-        "n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}",
+        "n_q": n_q, "n_kv": n_kv, "form": form,
+        "said": f"{by_model} call of these lengths runs {name}",
         "tile": [chosen_plan.tile.q, chosen_plan.tile.k] if form == "tiles" else None,
         "partial": _partial(chosen_plan),
     }  # fmt: skip

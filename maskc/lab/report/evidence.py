@@ -15,11 +15,13 @@ _SHOWN_LAYERS = 40
 """Layers that are shown one by one; of more, every second."""
 
 
-def dense_words(one: Evaluated, evaluation: Evaluation) -> str:
-    """Note for a mask that keeps every pair of dense attention at the length of the evaluation."""
+def dense_words(masks: Sequence[Evaluated], evaluation: Evaluation) -> str:
+    """Note on masks that keep every pair of dense attention at the length of the evaluation."""
+    *others, last = (one.name for one in masks)
+    subject = f"{', '.join(others)} and {last} keep" if others else f"{last} keeps"
     return (
-        f"{one.name} keeps every pair of {evaluation.base} at N = {evaluation.n:,}: these numbers "
-        "are of dense attention. Evaluate it at a larger --n, or with --budget."
+        f"{subject} every pair of {evaluation.base} at N = {evaluation.n:,}: these numbers are of "
+        "dense attention. Evaluate longer sequences, or a smaller --budget."
     )
 
 
@@ -36,7 +38,7 @@ def quality_blocks(evaluation: Evaluation, subject: Evaluated) -> Iterator[Block
     )
     yield Words(f"In these tables the mask is called {subject.name}.")
     if subject.is_dense:
-        yield Words(dense_words(subject, evaluation))
+        yield Words(dense_words([subject], evaluation))
     for text in evaluation.cannot_show:
         yield Words(f"Limit: {text}")
     rows = [pattern for pattern in evaluation.patterns if pattern.role != "ablation"]

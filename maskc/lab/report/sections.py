@@ -189,7 +189,7 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
     if evaluation is not None and evaluated is not None:
         at = f"at N = {evaluation.n:,}"
         if evaluated.is_dense:
-            yield "Quality", dense_words(evaluated, evaluation)
+            yield "Quality", dense_words([evaluated], evaluation)
         if evaluated.information is not None:
             yield (
                 f"Attention retained {at}",

@@ -7,7 +7,7 @@ import { BoxTiles, ClassTiles, formPainter } from "./forms.js";
 import { PairShader, fits } from "./shader.js";
 import { MaskMap, css } from "./map.js";
 import { Compare, Price, Source, Why, proofOf } from "./panes.js";
-import { count, heads, make, percent } from "./words.js";
+import { count, heads, make, percent, tileCounts } from "./words.js";
 
 const KINDS = { int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array };
 const PIECES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
@@ -88,6 +88,12 @@ export class Explorer {
 
   counter(which = 0) {
     return this.once(`counter ${which}`, () => new Counter(condition(this.set(which).keep, this.env(which))));
+  }
+
+  /** The heads that have the shown sets of both masks; none where all have. */
+  get comparedHeads() {
+    const [first, second] = [this.set(0).heads, this.set(1).heads];
+    return first.length && second.length ? first.filter((head) => second.includes(head)) : [...first, ...second];
   }
 
   /** Counters of what only the first mask has, only the second, and both. */
@@ -175,7 +181,7 @@ export class Explorer {
   /** Whose tiles these are, where a call may run others. */
   tileNote() {
     const { taken } = this;
-    if (taken) return ` By the cost model, ${taken.said}.`;
+    if (taken) return ` ${taken.said}.`;
     return this.model.price?.others ? " Tiles are those of the plan's first source; a call may run others." : "";
   }
 
@@ -285,6 +291,7 @@ export class Explorer {
       return { said, steps: [...unique] };
     }
     const area = (box.q1 - box.q0) * (box.k1 - box.k0), live = counter.pairs(box.q0, box.q1, box.k0, box.k1);
+    if (Number.isNaN(live)) return { said: "Counting these pairs would take too long.", steps: [] };
     if (live === 0 || live === area) return { said: `${live ? "Full" : "Empty"}: counted, ${count(live)} of ${count(area)} pairs are live.`, steps: [] };
     return { said: `Partial: ${count(live)} of ${count(area)} pairs are live.`, steps: [] };
   }
@@ -304,9 +311,10 @@ export class Explorer {
     const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];
     const live = this.counter().pairs(...box), area = (box[1] - box[0]) * (box[3] - box[2]);
     const partial = this.taken?.partial ?? this.model.price?.partial ?? "some of its pairs are live";
-    const kind = live === area ? "full: the kernel tests no pair in it" : live ? `partial: ${partial}` : "empty: the kernel never loads it";
+    const kind = Number.isNaN(live) ? "its pairs take too long to count" : live === area ? "full: the kernel tests no pair in it" : live ? `partial: ${partial}` : "empty: the kernel never loads it";
     const row = this.counter().tiles(box[0], box[1], 0, n_kv, height, width), wide = Math.ceil(n_kv / width);
-    return `Tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}. In its row, ${count(row.full + row.partial)} of ${count(wide)} tiles run.`;
+    const inRow = Number.isNaN(row.full) ? "" : ` In its row, ${count(row.full + row.partial)} of ${count(wide)} tiles run.`;
+    return `Tile (${i}, ${j}) of ${height} x ${width}: ${Number.isNaN(live) ? "" : `${count(live)} live, `}${kind}.${inRow}`;
   }
 
   #rankWords() {
@@ -321,16 +329,16 @@ export class Explorer {
   price() {
     return this.once("price", () => {
       const { n_q, n_kv } = this.state, [height, width] = this.tile, { price } = this.model;
-      const live = this.counter().pairs(0, n_q, 0, n_kv);
+      const counted = this.counter().pairs(0, n_q, 0, n_kv), live = Number.isNaN(counted) ? this.compilersCount ?? NaN : counted;
       const { full, partial, area } = this.counter().tiles(0, n_q, 0, n_kv, height, width);
       const dims = price?.dims ?? 256, size = price?.itemsize ?? 2;
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
         forms: this.formTotals(), ranks: this.asBuilt() && n_q === n_kv && n_q === this.model.ranks?.n ? this.model.ranks : null,
-        empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
+        empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(counted),
       };
-      if (price?.card) {
+      if (price?.card && !Number.isNaN(area)) {
         const compute = (2 * dims * area) / (price.card.tflops * 1e9), memory = bytes / (price.card.gbytes * 1e6);
         const number = this.set().heads.length || price.heads;
         found.roof = { ms: number * Math.max(compute, memory), heads: number, by: compute >= memory ? "arithmetic" : "memory" };
@@ -346,11 +354,16 @@ export class Explorer {
     return this.parameters.every(({ name, value }) => this.state.params[name] === value);
   }
 
-  #checked(live) {
+  /** The live pairs of a head as the compiler counts them; null for other lengths or parameters. */
+  get compilersCount() {
     const { n_q, n_kv } = this.state, { mask } = this.model;
-    const asked = this.asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
-    if (!asked || this.set().live === null || Number.isNaN(live)) return "Counted exactly, here in the page.";
-    const wanted = this.set().live;
+    return this.asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv ? this.set().live : null;
+  }
+
+  #checked(live) {
+    const wanted = this.compilersCount;
+    if (Number.isNaN(live)) return `Counting here would take too long.${wanted === null ? "" : " The live pairs are the compiler's count."}`;
+    if (wanted === null) return "Counted exactly, here in the page.";
     return live === wanted ? "Counted exactly; the compiler's own count is the same."
       : `The compiler counts ${count(wanted)}: please report that this page does not.`;
   }
@@ -516,7 +529,7 @@ export class Explorer {
       this.dialog,
     );
     this.root.append(this.shell);
-    this.shell.addEventListener("keydown", (event) => this.#key(event));
+    this.shell.addEventListener("keydown", (event) => this.key(event));
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.changed());
   }
 
@@ -658,14 +671,14 @@ export class Explorer {
 
   /** Numbers of tiles, where tiles are shown. */
   #tileNumbers() {
-    const price = this.price(), said = ({ full, partial, area }, name) => `${name}: ${count(full)} full, ${count(partial)} partial; they run ${(area / Math.max(1, price.live)).toFixed(2)} x the live pairs`;
+    const price = this.price(), said = (tiles, name) => `${name}: ${tileCounts(tiles)}${Number.isNaN(tiles.area + price.live) ? "" : `; they run ${(tiles.area / Math.max(1, price.live)).toFixed(2)} x the live pairs`}`;
     if (["tiles", "waste"].includes(this.state.mode)) return [said(price, `tiles of ${price.tile.join(" x ")} of the whole mask`)];
     return price.forms.filter(({ mode, totals }) => mode === this.state.mode && totals).map((form) => said(form.totals, form.said));
   }
 
   // ---------------------------------------------------------------- keys
 
-  #key(event) {
+  key(event) {
     if (this.dialog.open) return;  // its keys are the browser's: Escape closes it
     const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.ctrlKey || event.metaKey || event.altKey || (inField && event.key !== "Escape")) return;

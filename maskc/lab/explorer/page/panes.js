@@ -1,6 +1,6 @@
 // The four panes beside the map: why, price, source, compare. Each has update(explorer).
 
-import { count, heads, make, milliseconds, percent, scaled } from "./words.js";
+import { count, heads, make, milliseconds, ofEach, percent, scaled, tileCounts, waste } from "./words.js";
 
 function pane(title, note = "") {
   const remark = make("span", { class: "note" }, note);
@@ -113,17 +113,17 @@ export class Price {
     if (!explorer.drawable) { this.numbers.replaceChildren(); return; }
     const price = explorer.price(), of = (number) => `${number} ${number === 1 ? "head" : "heads"}`, rows = [
       ["live pairs", `${count(price.live)} of ${count(price.pairs)}`, percent(price.live / price.pairs)],
-      [`tiles of ${price.tile.join(" x ")}`, `${count(price.full)} full, ${count(price.partial)} partial`, `${count(price.empty)} empty`],
-      ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
+      [`tiles of ${price.tile.join(" x ")}`, tileCounts(price), Number.isNaN(price.empty) ? "" : `${count(price.empty)} empty`],
+      ["waste", "run / live pairs", waste(price.area, price.live)],
       ...price.forms.map(({ label, said, only, totals }) => (totals
-        ? [label.toLowerCase(), `${count(totals.full)} full, ${count(totals.partial)} partial; ${said}`, price.live ? `${(totals.area / price.live).toFixed(2)} x` : ""]
+        ? [label.toLowerCase(), `${tileCounts(totals)}; ${said}`, waste(totals.area, price.live)]
         : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
       ...(price.ranks ? [["ranks", `${price.ranks.ranks}, for ${count(price.ranks.n)} tokens; at most this many keys travel to one`, count(Math.max(...price.ranks.halo))]] : []),
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ], times = [];
     if (price.roof) times.push([`roofline of ${of(price.roof.heads)}`, `${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) times.push([`predicted, ${of(price.predicted.heads)}`, `on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
-    this.numbers.replaceChildren(table("One head", rows), make("p", { class: "aside" }, price.checked, explorer.tileNote(), explorer.notes()),
+    this.numbers.replaceChildren(table(ofEach(explorer.set().heads), rows), make("p", { class: "aside" }, price.checked, explorer.tileNote(), explorer.notes()),
       times.length ? table("Times of one sequence", times) : "");
     this.curve.replaceChildren(...curve(explorer));
   }
@@ -195,9 +195,11 @@ function curve(explorer) {
   if (now >= points[0].n && now <= points[points.length - 1].n) {
     picture.append(make("line", { svg: true, x1: x(now), x2: x(now), y1: top, y2: height - bottom, stroke: "var(--partial)", "stroke-width": 1.5 }));
   }
+  const said = `solid: this mask; dashed: dense attention. ${explorer.curveWords()}`;
+  if (!explorer.asBuilt()) return [picture, make("p", { class: "aside" }, said)];  // a share of pairs predicts no crossing
   const first = points.find((point, i) => point.mask < 0.95 * point.dense && points.slice(i).every((later) => later.mask < later.dense));
   const crossing = first ? `pays from N = ${count(first.n)} on` : "takes as long as dense attention at these lengths";
-  return [picture, make("p", { class: "aside" }, `solid: this mask; dashed: dense attention. ${explorer.curveWords()} The mask ${crossing}.`)];
+  return [picture, make("p", { class: "aside" }, `${said} The mask ${crossing}.`)];
 }
 
 // ------------------------------------------------------------------ source
@@ -309,7 +311,7 @@ export class Compare {
     this.answer.replaceChildren(
       make("p", {}, proved ? verdict.said : "Parameters were moved: nothing is proved of these masks. Below are the numbers at these lengths."),
       make("p", { class: "term" }, `${other.name}: ${other.mask.formula}`),
-      make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "number" }, count(value)))))),
+      make("table", {}, make("caption", {}, `${ofEach(explorer.comparedHeads)} at these lengths`), make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "number" }, count(value)))))),
       make("p", { class: "aside" }, explorer.notes()),
       flight ? make("button", { onclick: () => explorer.flyToWitness() }, `fly to query ${flight.q}, key ${flight.k}`) : "",
       proved && verdict.witness ? make("p", { class: "aside" }, verdict.witness.text) : "",

@@ -14,4 +14,6 @@ async function ask({ settings, other, n_q, n_kv }) {
   return answer.json();
 }
 
+// Keys that no element has the focus of are the page's, too.
+document.addEventListener("keydown", (event) => event.target === document.body && window.maskcExplorer.key(event));
 window.maskcExplorer = new Explorer(document.getElementById("explorer"), model, model.served ? ask : null);

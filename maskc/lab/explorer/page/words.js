@@ -22,6 +22,15 @@ export function milliseconds(value) {
   return value >= 100 ? `${value.toFixed(0)} ms` : value >= 1 ? `${value.toFixed(2)} ms` : `${(1000 * value).toPrecision(3)} µs`;
 }
 
+/** How many pairs run for each live one. */
+export function waste(area, live) {
+  if (Number.isNaN(area + live)) return "not counted";
+  return live ? `${(area / live).toFixed(2)} x` : "nothing runs";
+}
+
+/** Numbers of tiles; all are NaN where counting them takes too long. */
+export const tileCounts = ({ full, partial }) => (Number.isNaN(full) ? "not counted" : `${count(full)} full, ${count(partial)} partial`);
+
 /** An element; children that are no elements become text. */
 export function make(kind, attributes = {}, ...children) {
   const element = kind === "svg" || attributes.svg
@@ -33,6 +42,12 @@ export function make(kind, attributes = {}, ...children) {
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
+}
+
+/** Whose numbers these are, where every one of some heads has as many. */
+export function ofEach(ids) {
+  if (!ids.length) return "One head";
+  return ids.length > 1 ? `Each of ${heads(ids)}` : `Head ${ids[0]}`;
 }
 
 export function heads(ids) {
