@@ -146,9 +146,7 @@ def test_tiles_between_whose_owners_a_sequence_is(hopper, target):
 @pytest.mark.parametrize("given", [torch.tensor, np.array])
 @pytest.mark.parametrize(("n_q", "dim"), [(40, 128), (5, 128)])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_cut_rows_of_sequences_of_any_length(
-    hopper, n_q, dim, given, deterministic, monkeypatch
-):  # fmt: skip
+def test_cut_rows_of_sequences_of_any_length(hopper, n_q, dim, given, deterministic, monkeypatch):
     """Two warpgroups that take turns, or one; rows in parts, and one without keys."""
     for cost in ("_ITEM_COST", "_PART_COST"):
         monkeypatch.setattr(work_list, cost, 0)
