@@ -94,9 +94,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/prose
-	$(BIN)/python .ci/generated --check
-	$(BIN)/python -m tests.support.decisions --check
-	$(BIN)/python docs/pattern_index.py --check
+	$(BIN)/python .ci/patterns
 
 generated: $(STAMP)
 	$(BIN)/python .ci/generated

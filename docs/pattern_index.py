@@ -314,8 +314,9 @@ def runs(name: str) -> Iterator[str]:
 
 
 def explained(command: list[str]) -> str:
-    """Return what a command prints."""
-    return CliRunner().invoke(command_line, command).stdout
+    """Return what a command prints, without costs, which take long and are not on the page."""
+    with patch("maskc.cli.costs.costs", lambda *_: []):
+        return CliRunner().invoke(command_line, command).stdout
 
 
 _LABELS = ("piece", "chosen", "plan", "part", "parts", "keeps", "choice", "wins", "time")

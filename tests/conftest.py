@@ -109,6 +109,14 @@ def _compiled_soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(hostcc, "FLAGS", soon(hostcc.FLAGS))
 
 
+@pytest.fixture
+def soon_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts optimise C kernels no further than this one."""
+    from tests.support.thorough import compile_soon_elsewhere
+
+    compile_soon_elsewhere(monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def _planned_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No bundle comes from disk, as tests change how masks are planned; those marked

@@ -9,10 +9,11 @@ conjunctions without duplicates), so equal text means equal formulas.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, product
 from math import gcd, prod
+from operator import is_
 from typing import Any as Anything
 from typing import TypeVar, cast
 
@@ -22,6 +23,22 @@ class Term:
     """A part of a formula, here or in core/score. Subclasses are frozen dataclasses; equality is
     structural."""
 
+    def __init_subclass__(cls) -> None:
+        """Keep this hash: that of a dataclass visits the whole formula at every call."""
+        super().__init_subclass__()
+        cls.__hash__ = Term.__hash__  # type: ignore[method-assign]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+
+    def __getstate__(self) -> dict[str, Anything]:
+        """Return the fields alone: hashes differ in every process."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     @cached_property
     def key(self) -> str:
         """Text that orders formulas; it is the same in every process."""
@@ -30,13 +47,20 @@ class Term:
     @cached_property
     def parts(self) -> tuple[Anything, ...]:
         """The direct subformulas, in the order of the fields."""
-        values = (getattr(self, field.name) for field in fields(self))
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
         flat = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in values)
         return tuple(x for x in flat if isinstance(x, Term))
 
+    @cached_property
+    def named(self) -> tuple[Anything, ...]:
+        """The variables, parameters and elements of arrays in it, each once, outermost first."""
+        inner = dict.fromkeys(chain.from_iterable(part.named for part in self.parts))
+        return (self, *inner) if isinstance(self, (Sym, Param, Load)) else tuple(inner)
+
     def over(self, change: Callable[[Anything], Anything]) -> Term:
         """A node of this kind over changed subformulas."""
-        return type(self)(*(_changed(getattr(self, field.name), change) for field in fields(self)))
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        return type(self)(*(_changed(value, change) for value in values))
 
 
 def _changed(value: Anything, change: Callable[[Anything], Anything]) -> Anything:
@@ -217,8 +241,10 @@ def linear(constant: int, terms: Iterable[tuple[int, Expr]]) -> Expr:
         constant += factor * inner_const
         for coefficient, atom in inner:
             total[atom] = total.get(atom, 0) + factor * coefficient
-    kept = sorted(((c, t) for t, c in total.items() if c), key=lambda pair: pair[1].key)
-    if constant == 0 and len(kept) == 1 and kept[0][0] == 1:
+    kept = [(c, t) for t, c in total.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=lambda pair: pair[1].key)
+    elif constant == 0 and kept and kept[0][0] == 1:
         return kept[0][1]
     return Sum(constant, tuple(kept))
 
@@ -473,23 +499,23 @@ def walk(term: T) -> Iterator[T]:
 
 def symbols(expr: Expr) -> frozenset[str]:
     """The names of the variables in a formula."""
-    return frozenset(node.name for node in walk(expr) if isinstance(node, Sym))
+    return frozenset(node.name for node in expr.named if isinstance(node, Sym))
 
 
 def params(expr: Expr) -> dict[str, int]:
     """The names and defaults of a formula's parameters, sorted by name."""
-    defaults = {node.name: node.default for node in walk(expr) if isinstance(node, Param)}
+    defaults = {node.name: node.default for node in expr.named if isinstance(node, Param)}
     return dict(sorted(defaults.items()))
 
 
 def arrays(expr: Expr) -> tuple[str, ...]:
     """The names of the arrays that a formula reads, sorted."""
-    return tuple(sorted({node.array for node in walk(expr) if isinstance(node, Load)}))
+    return tuple(sorted({node.array for node in expr.named if isinstance(node, Load)}))
 
 
 def loads(expr: Expr) -> list[Load]:
     """The elements that a formula reads, each once, sorted by their text."""
-    return sorted({node for node in walk(expr) if isinstance(node, Load)}, key=lambda x: x.key)
+    return sorted((node for node in expr.named if isinstance(node, Load)), key=lambda x: x.key)
 
 
 def conjuncts(expr: Expr) -> tuple[Expr, ...]:
@@ -503,9 +529,19 @@ def transform(term: T, leaf: Callable[[Anything], Term | None]) -> T:
     `leaf` sees every node first; if it returns a formula, that replaces the whole node.
     """
     changed = leaf(term)
-    if changed is None:
+    if changed is None and isinstance(term, _NORMAL):
+        inner = [transform(part, leaf) for part in term.parts]
+        if all(map(is_, inner, term.parts)):
+            return term
+        replaced = iter(inner)
+        changed = _rebuilt(term, lambda part: next(replaced))
+    elif changed is None:
         changed = _rebuilt(term, lambda part: transform(part, leaf))
     return cast(T, changed)
+
+
+_NORMAL = (Sum, FloorDiv, Mod, Min, Max, Cmp, Member, All, Any)
+"""Kinds that the functions above build, which leave a normal form as it is."""
 
 
 def _rebuilt(term: Term, inner: Callable[[Anything], Anything]) -> Anything:

@@ -8,7 +8,7 @@ text of all such files in, which is what compilers get.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -55,6 +55,32 @@ class _Branch:
     """Whether this branch, or one before it, is the one that stays."""
 
 
+def _parts(text: str) -> Iterator[tuple[str, str]]:
+    """Split a text at the lines of its preprocessor.
+
+    Yields:
+        (the directive without its comment, its line), or ("", all lines up to the next one).
+    """
+    plain: list[str] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            if plain:
+                yield "", "\n".join(plain)
+            plain = []
+            yield _COMMENT.sub("", line).strip(), line
+        else:
+            plain.append(line)
+    if plain:
+        yield "", "\n".join(plain)
+
+
+@lru_cache(maxsize=512)
+def _static_parts(body: str) -> tuple[bool, tuple[tuple[str, str], ...]]:
+    """Return whether a source includes a static file only once, and the parts of its text."""
+    once = body.startswith(_ONCE)
+    return once, tuple(_parts((body[len(_ONCE) :] if once else body).strip("\n")))
+
+
 class _Inlining:
     """One source while static files take the places of lines that include them."""
 
@@ -64,15 +90,20 @@ class _Inlining:
         self.files: dict[str, str] = {}
         """The files that were put in: their texts, in their order."""
 
-    def lines(self, text: str, file: str = "") -> Iterator[str]:
-        """The lines that a text stands for, without branches that the config header rules out.
+    def lines(self, parts: Iterable[tuple[str, str]], file: str = "") -> Iterator[str]:
+        """Yield the lines that a text stands for, without branches that the config header rules
+        out.
 
         Args:
+            parts: the text, see `_parts`.
             file: the static file that it is; empty for the config header.
         """
         branches: list[_Branch] = []
-        for line in text.splitlines():
-            word = _COMMENT.sub("", line).strip() if line.lstrip().startswith("#") else ""
+        for word, line in parts:
+            if not word:
+                if all(branch.stays for branch in branches):
+                    yield line
+                continue
             if word.startswith("#if"):
                 asked = self._value(word[3:]) if word[3:4] in (" ", "(", "!") else None
                 branches.append(_Branch(asked is not None, asked is not False, asked is True))
@@ -124,11 +155,11 @@ class _Inlining:
         except FileNotFoundError:
             yield line  # the compiler says which file is missing
             return
-        once = body.startswith(_ONCE)
+        once, parts = _static_parts(body)
         if once and name in self.files:
             return
         self.files[name] = body
-        yield from self.lines((body[len(_ONCE) :] if once else body).strip("\n"), name)
+        yield from self.lines(parts, name)
 
 
 def tidy(text: str) -> str:
@@ -139,13 +170,12 @@ def tidy(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _whole(text: str) -> tuple[str, str]:
-    """A source that stands alone, and a digest of the static files that it includes."""
+def _whole(text: str) -> tuple[str, dict[str, str]]:
+    """Return a source that stands alone, and the texts of the static files that it includes."""
     if not _INCLUDES.search(text):
-        return text, ""
+        return text, {}
     made = _Inlining()
-    source = tidy("\n".join(made.lines(text)))
-    return source, digest_of("\n".join(f"{name}\n{body}" for name, body in made.files.items()))
+    return tidy("\n".join(made.lines(_parts(text)))), made.files
 
 
 def standing_alone(text: str) -> str:
@@ -159,10 +189,11 @@ def standing_alone(text: str) -> str:
 def library_of(text: str) -> str:
     """The digest, without comments, of the static files that a config header includes; empty where
     it includes none. Another version of them makes another kernel of the same header."""
-    return _whole(text)[1]
+    files = _whole(text)[1]
+    return digest_of("\n".join(f"{name}\n{body}" for name, body in files.items())) if files else ""
 
 
 def digest_of(text: str) -> str:
     """The sha256 of a text without its comments, hexadecimal."""
-    lines = (_COMMENT.sub("", line).rstrip() for line in text.splitlines())
+    lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
     return sha256("\n".join(filter(None, lines)).encode()).hexdigest()

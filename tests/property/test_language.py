@@ -15,16 +15,19 @@ from tests.support.drawn_masks import Drawer, Drawn
 from tests.support.fuzz_language import fuzz
 from tests.support.thorough import THOROUGH
 
-MASKS, COMPARED = 3000 if THOROUGH else 200, 0.15
+MASKS, COMPARED = 3000 if THOROUGH else 204, 0.15
 """Masks that are asked, and the share that is compared with others."""
 COMPILED, CALLS = 8, 12
+LONG = {(1, 15)}
+"""Seed and number of masks about which questions take as long as about a hundred others."""
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_questions(seed: int) -> None:
-    run = fuzz(seed, range(MASKS // 2), relations=COMPARED)
+    numbers = [number for number in range(MASKS // 2) if THOROUGH or (seed, number) not in LONG]
+    run = fuzz(seed, numbers, relations=COMPARED)
     assert run.faults == []
-    assert run.asked["dense"] == MASKS // 2
+    assert run.asked["dense"] == len(numbers)
     assert run.asked["equals"] > 0
 
 

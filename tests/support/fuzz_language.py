@@ -19,7 +19,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -375,7 +375,7 @@ def check_one(run: Run, number: int, calls: int, relations: float) -> None:
         check_relations(run, rng, drawer, drawn, heads)
 
 
-def fuzz(seed: int, numbers: range, calls: int = 0, relations: float = 0.5) -> Run:
+def fuzz(seed: int, numbers: Iterable[int], calls: int = 0, relations: float = 0.5) -> Run:
     """Check the masks of some numbers.
 
     Args:

@@ -7,9 +7,11 @@ that the package gives its compiler.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +21,19 @@ VARIABLE = "MASKC_THOROUGH"
 THOROUGH = VARIABLE in os.environ
 OPTIMISED = "-O3" if THOROUGH else "-O0"
 """How C kernels are compiled: by -O3, the package's own, in six times as long. Their text and
-all other flags are the same. Tests marked `shipped_flags`, and those that start a process of their
-own, compile with -O3 always; ranks of a group do not."""
+all other flags are the same. Tests marked `shipped_flags` compile with -O3 always, and so do
+processes that a test starts without the fixture `soon_elsewhere`."""
 
 
 def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
     """The compiler's flags with as much optimisation as `OPTIMISED` says."""
     return tuple(OPTIMISED if flag == "-O3" else flag for flag in flags)
+
+
+def compile_soon_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that start from now on optimise C kernels as `OPTIMISED` says."""
+    if not THOROUGH:
+        monkeypatch.setenv("CC", shlex.quote(str(Path(__file__).with_name("soon_cc"))))
 
 
 def examples(count: int) -> int:

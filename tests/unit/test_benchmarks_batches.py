@@ -44,7 +44,7 @@ def test_the_mask_is_its_mask_mod(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["padding, intervals", "decoding, window 4096 of 32k"])
 def test_peers_compute_the_row(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Those of a CPU; the others say why they do not run."""
+    """Peers of a CPU do; the others say why they do not run."""
     without_inductor(monkeypatch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     row = next(row for row in ROWS if row.name == name)

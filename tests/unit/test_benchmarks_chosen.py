@@ -1,4 +1,4 @@
-"""What the bench says of masks that choose at run time, against the reference."""
+"""The bench's numbers of masks that choose at run time, against the reference."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from maskc.verify.case_tensors import make_tensors  # noqa: E402
 
 
 def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:
-    """What a query of these ends sees: keys before F0, from F1 to F2, ..."""
+    """Return what a query of these ends sees: keys before F0, from F1 to F2, ..."""
     k = np.arange(n_kv)
     found = k < ends[0]
     for first, last in zip(ends[1::2], ends[2::2], strict=True):

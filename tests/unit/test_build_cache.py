@@ -299,7 +299,7 @@ def test_a_folder_exchanged_for_a_link_is_not_seen(tmp_path):
 
 
 def test_a_link_of_ones_own_may_lead_to_the_folder(tmp_path):
-    """As where ~/.cache is a link to a larger disk."""
+    """Folders may be links, as where ~/.cache is a link to a larger disk."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     Cache(tmp_path / "link" / "c").put("key", b"x")

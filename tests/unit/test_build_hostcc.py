@@ -174,7 +174,7 @@ def test_a_compiler_that_hangs_costs_one_timeout(monkeypatch, tmp_path, when):
 
 
 def silences(monkeypatch, seconds: float = 1) -> list[float]:
-    """How long was waited in vain, each time."""
+    """Return the seconds of each wait in vain."""
     waited: list[float] = []
     run = hostcc._run
 

@@ -1,4 +1,4 @@
-"""What lengths choose is built at the first call, and after `warmup` nothing is: builds are counted
+"""The first call builds what lengths choose; after `warmup` nothing is built. Builds are counted
 over two hundred lengths, where no GPU is.
 """
 

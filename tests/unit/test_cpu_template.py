@@ -284,7 +284,7 @@ def test_poison_in_the_backward_pass(name: str) -> None:
 
 
 def corner(call_sinks: np.ndarray | None = None, *, queries: int, keys: int, n_kv: int) -> Call:
-    """130 queries of which the first `queries` see the first `keys` keys."""
+    """130 queries; the first `queries` see the first `keys` keys."""
     seen = np.zeros((1, 130, n_kv), dtype=bool)
     seen[:, :queries, :keys] = True
     return Call(

@@ -1,4 +1,4 @@
-"""How calls run: each decision that changes shows as a difference of tests/golden/decisions.txt."""
+"""Decisions of calls: each one that changes shows as a difference of tests/golden/decisions.txt."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ READINGS = {
     "transformers": (mc.causal() | IMAGE) & mc.window(W - 1, None),
     "others": (mc.causal() & mc.window(W - 1)) | IMAGE,
 }
-"""What Gemma 4's code, transformers and others say that its layers with a window see."""
+"""Return what Gemma 4's code, transformers and others say that its layers with a window see."""
 
 
 def shown(a: mc.Mask, b: mc.Mask, found: mc.Difference, n_heads: int | None = None) -> None:

@@ -113,7 +113,7 @@ def test_other_documents_build_nothing():
 
 
 def test_dilated_masks_run_over_residue_classes():
-    """As on one GPU, on every rank, and in the same kernel."""
+    """They do on every rank as on one GPU, and in the same kernel."""
     mask = mc.causal() & mc.dilated(63, stride=4)
     made = mc.distributed.plan(mask, 8192, 4, heads=(2, 1, 64), layout="contiguous")
     masks = {call.local.mask for rank in range(4) for call in made.work(rank).calls}

@@ -62,7 +62,7 @@ def test_philox_has_the_published_answers():
 
 
 def test_pairs_have_bits_of_their_own():
-    """Of a batch no two pairs share counter and half word."""
+    """No two pairs of a batch share counter and half word."""
     b, h, q, k = np.ogrid[:2, :3, :48, :40]
     counter = (q // 16 * 8 + q % 8) * 4096 + k // 16 * 4 + k % 8 // 2
     part = (2 * (k % 2) + q // 8 % 2) * 2 + k // 8 % 2

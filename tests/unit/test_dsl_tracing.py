@@ -36,7 +36,7 @@ class Sized:
 
 
 def meaning(predicate: Callable[..., object], size: int = 8) -> np.ndarray:
-    """What the function says on plain integers."""
+    """Return what the function says on plain integers."""
     return np.array([[bool(predicate(q, k)) for k in range(size)] for q in range(size)])
 
 

@@ -116,7 +116,7 @@ def test_with_other_normalizers_and_safe_values(hopper, target, options):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """How often lists were made."""
+    """Return how often lists were made."""
     counts, launch = {"data_bounds": 0}, ListsPlan._launch
 
     def counted(self, given, lists, *rest):

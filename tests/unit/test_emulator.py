@@ -49,7 +49,7 @@ struct Given {
 
 
 def run(body: str, x: np.ndarray, blocks=1, threads=128, shared=4096, seed=0, before=""):
-    """What a kernel's body makes of x (p.x, p.n), as many floats in p.y."""
+    """Return what a kernel's body makes of x (p.x, p.n), as many floats in p.y."""
     source = (
         f'{SHARED}{before}\nextern "C" __global__ void __launch_bounds__({threads})\n'
         f"kernel(const __grid_constant__ struct Given p) {{\n{body}\n}}\n"

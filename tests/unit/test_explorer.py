@@ -44,7 +44,7 @@ def pattern(name):
 
 
 def value(node, env):
-    """What a tree means: an own reading of it, as formula.js has one."""
+    """Evaluate a tree: an own reading of it, as formula.js has one."""
     if isinstance(node, (bool, int)):
         return node
     if isinstance(node, str):
@@ -235,7 +235,7 @@ def written(place):
 
 
 def test_the_command_takes_the_callers_arrays(tmp_path):
-    """What is shown is their mask, not one of arrays that were made up."""
+    """The picture shows their mask, not one of arrays that were made up."""
     ids, place = np.sort(np.random.default_rng(1).integers(0, 9, 300)), tmp_path / "mask.html"
     np.save(tmp_path / "ids.npy", ids.astype(np.int32))
     words = ("--n", 300, "--target", "cpu", "--data", f"doc={tmp_path / 'ids.npy'}", "-o", place)

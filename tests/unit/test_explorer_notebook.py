@@ -83,7 +83,7 @@ def address(server, tmp_path):
 
 @pytest.mark.matrix  # a server takes long to start; test_explorer_page.py shows the same widget
 def test_a_widget_in_jupyterlab(lab, tmp_path):
-    """Its pixels are `dense`, keys are its own and not the notebook's, and it follows the theme."""
+    """The pixels are `dense`, keys are its own and not the notebook's, and it follows the theme."""
     with B.started() as chromium:
         page = chromium.new_page(viewport={"width": 1400, "height": 1000})
         wrong = []

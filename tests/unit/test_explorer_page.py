@@ -113,7 +113,7 @@ def check_cells(page, dense, size):
 
 
 def shaded(known, share):
-    """The colours of cells of which a share is live."""
+    """The colours of cells by their live share."""
     share = share[..., None]
     partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
     return np.where(share == 1, known["full"], np.where(share == 0, known["empty"], partial))
@@ -165,7 +165,7 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
 
 
 def hull_of(mask, n, heads, data):
-    """What a selection may choose, by the formula: no array of scores says it in one go."""
+    """Return what a selection may choose, by the formula: no array of scores says it in one go."""
     from maskc.core.evaluator import evaluate
     from maskc.viz.view import hull_asked
 

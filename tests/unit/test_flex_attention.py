@@ -99,7 +99,7 @@ def captured_cap(score, b, h, q_idx, kv_idx):
 
 
 def relative(score, b, h, q_idx, kv_idx):
-    """As attention-gym writes ALiBi, for causal masks."""
+    """Scores as attention-gym writes ALiBi, for causal masks."""
     scale = torch.exp2(-((h + 1) * 8.0 / 4))
     bias = (kv_idx - q_idx) * scale
     return score + bias

@@ -71,7 +71,7 @@ def made(mask: mc.Mask) -> Gathering:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("size", [(12, 12), (5, 20), (20, 7)])
 def test_parts_are_the_mask(name, size):
-    """What is kept of the chosen pairs and of the others, whatever is chosen."""
+    """Return what is kept of the chosen pairs and of the others, whatever is chosen."""
     mask, (n_q, n_kv) = MASKS[name], size
     scores = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     parts = made(mask)

@@ -97,7 +97,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 def test_long_rows(name):
-    """Of more keys than a list of candidates holds."""
+    """Rows have more keys than a list of candidates holds."""
     mask = mc.topk(100, CAUSAL, score="given", share="all") | mc.window(3)
     check(mask, few(2, 7000, heads=1), {"scores": LONG[name](7000)}, backward=False)
 

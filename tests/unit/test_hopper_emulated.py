@@ -311,7 +311,7 @@ def test_residue_classes(in_parts, n):
 
 @pytest.mark.parametrize("n", [200, more(310)])
 def test_a_part_that_stores_dq(in_parts, n):
-    """Of a stride whose classes have one tile of keys; the other part joins its own."""
+    """One part has a stride whose classes have one tile of keys; the other part joins its own."""
     mask = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
     attn = compiled(mask, 64)
     check(attn, given(n, n, 64), live_pairs(mask, n, n))

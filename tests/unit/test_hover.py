@@ -1,4 +1,4 @@
-"""What an editor shows of the public names: signatures with types, and every argument explained."""
+"""Texts that an editor shows for public names: signatures with types, and all arguments."""
 
 from __future__ import annotations
 

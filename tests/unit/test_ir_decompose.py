@@ -328,7 +328,7 @@ def test_explain_names_kinds(name):
 
 @pytest.mark.parametrize("name", ["x", "a", "c", "d", "m", "t_q", "q2", "i0", "counter"])
 def test_no_name_of_a_parameter_is_one_of_ours(name):
-    """What is proved does not depend on names: isl and tables have their own."""
+    """Proofs do not depend on names: isl and tables have their own."""
 
     def proved(name):
         width = mc.param(name, 64)

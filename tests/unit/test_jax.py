@@ -492,7 +492,7 @@ def test_layers_of_flax(library):
     door = attention_fn(MASK)
     if library == "linen":
         layer = partial(linen.MultiHeadAttention, num_heads=4)
-        weights = layer().init(jax.random.key(0), x)
+        weights = jax.jit(layer().init)(jax.random.key(0), x)
         found = jax.jit(layer(attention_fn=door).apply)(weights, x)
         wanted = layer().apply(weights, x, mask=keep)
         refused = partial(layer(attention_fn=door).apply, weights, x, mask=keep)
@@ -524,10 +524,9 @@ def test_a_small_transformer_trains_as_with_the_dense_mask():
         def __call__(self, tokens):
             own = {"attention_fn": attention_fn(mask)} if self.ours else {}
             x = linen.Embed(16, 32)(tokens)
-            for _ in range(2):
-                layer = linen.MultiHeadAttention(num_heads=2, **own)
-                x = x + layer(linen.LayerNorm()(x), mask=None if self.ours else keep)
-                x = x + linen.Dense(32)(jax.nn.gelu(linen.Dense(64)(linen.LayerNorm()(x))))
+            layer = linen.MultiHeadAttention(num_heads=2, **own)
+            x = x + layer(linen.LayerNorm()(x), mask=None if self.ours else keep)
+            x = x + linen.Dense(32)(jax.nn.gelu(linen.Dense(64)(linen.LayerNorm()(x))))
             return linen.Dense(16)(x)
 
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (4, n)))
@@ -535,7 +534,7 @@ def test_a_small_transformer_trains_as_with_the_dense_mask():
 
     def losses(ours):
         model = Model(ours)
-        weights = model.init(jax.random.key(1), tokens)
+        weights = jax.jit(model.init)(jax.random.key(1), tokens)
 
         def loss(weights):
             logits = model.apply(weights, tokens)[:, :-1]

@@ -1,4 +1,4 @@
-"""What a caller may pass as data, what formulas then read, and every refusal in full."""
+"""Data that a caller may pass, what formulas then read, and every refusal in full."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bind(decl: DataDecl, given: object, n_q: int, n_kv: int) -> dict[str, list]:
 
 
 class FakeTorch:
-    """As much of a torch tensor as the conversion may use."""
+    """A stand-in with as much of a torch tensor as the conversion may use."""
 
     def __init__(self, values: list[int]) -> None:
         self.values, self.ndim, self.shape = values, 1, (len(values),)

@@ -95,7 +95,7 @@ LENGTHS = st.lists(st.integers(2, 40), max_size=6)
 @settings(max_examples=examples(60))
 @given(LENGTHS, st.integers(2, 90), LENGTHS, st.sampled_from([0, 1, 2]))
 def test_a_document_has_the_same_tiles_everywhere(before, own, behind, number):
-    """Those that have live keys of a query, counted from the document's first key."""
+    """It has those tiles that have live keys of a query, counted from the document's first key."""
     tile, keep = TileShape(16, 8), variant(MASKS[number])[0]
 
     def tiles(before: list[int], behind: list[int]) -> list[list[tuple[int, int]]]:

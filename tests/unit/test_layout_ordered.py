@@ -310,7 +310,7 @@ def taken(live):
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_blocks_seldom_wait(share):
-    """Of random tiles far less than if rows kept their order."""
+    """Blocks of random tiles wait far less than if rows kept their order."""
     live = np.random.default_rng(0).random((128, 128)) < share
     before, steps = waited(live, [np.flatnonzero(column) for column in live])
     assert waited(live, taken(live))[0] < min(0.1 * steps, 0.6 * before)

@@ -55,7 +55,7 @@ def by_sorting(scores: np.ndarray, live: np.ndarray, k: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def kernel() -> object:
-    """What ranks in C."""
+    """A function that ranks in C."""
     attn = mc.topk(1, mc.full()).compile(16, dtype="float32", target="cpu")
     rng = np.random.default_rng(0)
     attn(*(rng.standard_normal((1, 1, 3, 16), dtype=np.float32) for _ in range(3)))

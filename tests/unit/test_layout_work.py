@@ -216,7 +216,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
 @settings(max_examples=examples(150))
 @given(problems())
 def test_shares_of_columns_lie_side_by_side(problem):
-    """The same items in the same order, but each leaves a share: by column, head, position."""
+    """The items keep their order, but each leaves a share: by column, head, position."""
     kinds, of_head, heads_kv, rule, tokens = problem
     spans = list_spans(kernel_lists([layout_from(one).transpose() for one in kinds])[0])
     size = of_head.shape[1] // heads_kv
@@ -387,7 +387,7 @@ def test_too_much_work(monkeypatch):
 
 
 def row_spans(counts: list[int]) -> Spans:
-    """Of lists that begin anywhere, whose first and last tiles are partial."""
+    """Return lists that begin anywhere, with partial first and last tiles."""
     count = np.array([counts], np.int64).T
     first = np.arange(len(counts))[:, None] * 5000 + 3
     return Spans(first, count, first + 1, first + np.maximum(count - 1, 1))

@@ -1,4 +1,4 @@
-"""What run-time selections chose, and the loss that trains an indexer: against dense torch."""
+"""Choices of run-time selections, and the loss that trains an indexer: against dense torch."""
 
 from __future__ import annotations
 

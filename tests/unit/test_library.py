@@ -1,4 +1,4 @@
-"""How static files of kernels join a config header."""
+"""Static files of kernels join a config header."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Mod = Callable[..., object]
 
 
 def eager(mod: Mod, n: int = N) -> np.ndarray:
-    """What FlexAttention makes of it: bool [sequences, heads, n, n]."""
+    """Return what FlexAttention makes of it: bool [sequences, heads, n, n]."""
     i = torch.arange(n)
     found = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
     for b in range(SEQUENCES):
@@ -48,7 +48,7 @@ def eager(mod: Mod, n: int = N) -> np.ndarray:
 
 
 def found(mask: mc.Mask, n: int = N) -> np.ndarray:
-    """The same of a mask, whose dimensions say what differs."""
+    """Return the pairs of a mask; its dimensions say what differs."""
     dense = mask.dense(n, n_heads=HEADS)
     if dense.ndim == 3:
         dense = dense[:, None] if _by_sequence(mask) else dense[None]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROUNDS, WARM_UP = 200, 250
+ROUNDS, WARM_UP = 120, 200
 """The warm-up meets most lengths, and fills what is remembered."""
 MOST = 1.0
 """KB that a round may leave; a formula that meets isl anew leaves 5."""
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what is resident")
 def test_questions_leave_nothing_behind() -> None:
     command = ["-m", "tests.support.soak", f"--rounds={ROUNDS}", f"--warm-up={WARM_UP}"]

@@ -27,7 +27,7 @@ def operands(batch: int = 2, heads_kv: int = 2) -> tuple[Any, Any, Any]:
 
 
 def dense(q: Any, k: Any, v: Any, mask: mc.Mask = MASK, sinks: Any = None) -> Any:
-    """The same in plain PyTorch."""
+    """The module in plain PyTorch."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     scores = scores.masked_fill(~torch.as_tensor(mask.dense(q.shape[2], k.shape[2])), -torch.inf)

@@ -39,7 +39,7 @@ def unit(path: Path, head_dim: int, dtype: str = "bfloat16") -> SourceUnit:
 
 @cache
 def distinct(head_dim: int, dtype: str = "bfloat16") -> tuple[SourceUnit, ...]:
-    """Of all patterns; some differ in constants only."""
+    """Sources of all patterns; some differ in constants only."""
     units = (unit(path, head_dim, dtype) for path in PATTERNS)
     return tuple({unit.digest: unit for unit in units}.values())
 
@@ -84,7 +84,7 @@ def test_features_where_registers_are_shortest(name):
 
 
 def test_what_nvrtc_remembers_is_reported_too(tmp_path, monkeypatch):
-    """Its own cache gives an empty log, so it is not asked."""
+    """NVRTC's own cache gives an empty log, so it is not asked."""
     asked = []
     real = nvrtc.compileProgram
     monkeypatch.setattr(

@@ -20,7 +20,7 @@ import pytest
 
 import maskc as mc
 import maskc.runtime
-from maskc.core import errors
+from maskc.core import errors, expr
 from maskc.core.errors import MaskcError, NotPicklable, StalePickle
 from maskc.core.source import SourceLoc
 from maskc.dsl import nodes
@@ -342,6 +342,19 @@ def test_an_error_keeps_the_line_of_a_file_that_is_gone(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\n") == str(caught.value)
     assert "mask = mc.window(-3)" in done.stdout
+
+
+def test_formulas_are_pickled_without_their_hashes():
+    """Hashes of texts differ in every process."""
+    formula = expr.floordiv(expr.Sym("q"), 3)
+    assert hash(formula) == hash(expr.floordiv(expr.Sym("q"), 3))
+    assert {*vars(pickle.loads(pickle.dumps(formula)))} == {"num", "den"}
+
+
+def test_a_formula_that_nothing_changes_stays_the_same_object():
+    formula = expr.conj(expr.ge(expr.Sym("q"), expr.Sym("k")), expr.Truth(True))
+    assert expr.transform(formula, lambda node: None) is formula
+    assert expr.with_values(formula, {"q": 1}) == expr.ge(expr.const(1), expr.Sym("k"))
 
 
 def test_a_kind_that_is_not_listed_has_no_meaning():

@@ -57,7 +57,7 @@ def tensors(attn, batch, heads, kv_heads, n_q, n_kv):
 
 
 def passes(attn, q, k, v, dout):
-    """What the target has of both passes."""
+    """Return what the target has of both passes."""
     return called(attn, q, k, v, dout if Direction.backward in attn.target.directions else None)
 
 

@@ -1,4 +1,4 @@
-"""What the distributions hold and say, as far as it can be told without building them."""
+"""Contents of the distributions that are known without building them."""
 
 from __future__ import annotations
 

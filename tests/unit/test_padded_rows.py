@@ -35,7 +35,7 @@ def given(n_q, n_kv, dim, dim_v=None, dtype=torch.bfloat16, batch=1, heads=2, kv
 
 
 def spaced(x):
-    """The same numbers in rows that are further apart, with NaN between them."""
+    """Return the numbers in rows that are further apart, with NaN between them."""
     *shape, dim = x.shape
     wide = torch.full((*shape, dim + 24), torch.nan, dtype=x.dtype)
     wide[..., :dim] = x
@@ -102,7 +102,7 @@ def test_rows_and_columns_in_parts(hopper, dim):
 
 
 def test_parts_of_packed_rows_end_where_rows_end(hopper):
-    """What merges them writes no element of the row behind."""
+    """The merge writes no element of the row behind."""
     draw = torch.manual_seed(0)
     q = torch.randn(2, 8, 1, 80, generator=draw).bfloat16()
     k, v = (torch.randn(2, 2, 1300, 80, generator=draw).bfloat16() for _ in range(2))

@@ -84,7 +84,7 @@ def test_as_many_queries_of_each(heads, lens_q):
 
 
 def test_rows_of_nobody_are_empty():
-    """As of batches that are padded to one size."""
+    """Batches that are padded to one size have such rows."""
     pool = Pool(LENGTHS, 16, 2, 16)
     q = pool.queries(COUNTS, 4, more=5)
     starts = np.concatenate([[0], np.cumsum(COUNTS)])
@@ -631,7 +631,7 @@ def test_distances_and_formulas_in_pages(hopper):
 
 
 def test_places_decide_no_bit(hopper):
-    """The same tokens in other pages, beside other sequences."""
+    """Return the tokens in other pages, next to other sequences."""
     pool = Pool([150, 40], 16, 2, 64)
     q = pool.queries([1, 1], 4)
     attn = on_hopper(mc.causal(), 16)

@@ -29,7 +29,7 @@ def runs(mean):
 LO = np.stack([np.maximum(np.arange(N) - 40, 0), np.full(N, 9)]).astype(np.int32)
 HI = np.stack([np.minimum(np.arange(N) + 33, N), np.full(N, 131)]).astype(np.int32)
 LONG, SHORT = runs(40), runs(3)
-"""Runs of which a tile has one or two, and so many that pairs are tested."""
+"""Runs: one or two in a tile, and so many that pairs are tested."""
 MIXED = RNG.permutation(8)[LONG % 8].astype(np.int32)
 FLAGS, TABLE = RNG.random((BATCH, N)) < 0.7, RNG.random((5, 5)) < 0.5
 

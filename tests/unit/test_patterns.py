@@ -180,7 +180,7 @@ def landmark(q, k, p, n, h):
 
 
 def swin(q, k, p, n, h, width=12, size=4, shift=1):
-    """As the paper runs it: roll, partition, and mask what the roll brought together."""
+    """The mask as the paper runs it: roll, partition, and mask what the roll brought together."""
     height = n // width
     rolled = np.roll(np.arange(n).reshape(height, width), (-shift, -shift), (0, 1))
     region = np.zeros((height, width), dtype=int)
@@ -349,7 +349,7 @@ AXIS = st.fixed_dictionaries({
     for_all=st.sets(st.sampled_from(["kernel", "dilation", "stride", "causal"])),
 )  # fmt: skip
 def test_neighborhoods_have_numbers_for_each_axis(grid, axes, for_all) -> None:
-    """The product of axes, each of which has its own window, dilation, stride and flag."""
+    """The product of axes; each has its own window, dilation, stride and flag."""
     count, n = len(grid), int(np.prod(grid))
     axes = [{**axis, **{name: axes[0][name] for name in for_all}} for axis in axes[:count]]
     values = {
@@ -416,7 +416,7 @@ def test_the_mask_is_its_definition(case: Case) -> None:
 
 
 def test_every_pattern_has_a_case() -> None:
-    """Those that choose at run time have theirs in test_patterns_selected.py."""
+    """Patterns that choose at run time have theirs in test_patterns_selected.py."""
     static = {file.stem for file in FILES if not driver.selects(pattern(file.stem)())}
     assert static == {case.name for case in CASES}
 

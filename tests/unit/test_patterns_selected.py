@@ -107,7 +107,7 @@ def nsa_selected(x, h, q, p, n):
 
 
 def splash_attention(x, h, q, p, n):
-    """Its keys; their weights are below."""
+    """The keys it sees; their weights are below."""
     past = sorted(range(p + 1), key=lambda k: (-float(x["q"][0, h, q] @ x["k"][0, h // 2, k]), k))
     return set(past[:5])
 

@@ -60,7 +60,7 @@ FORM = re.compile(
 
 
 def tiles_of(text: str, rows: int, columns: int) -> np.ndarray:
-    """What the closed forms of one pass say, read as a reader would: 0, 1 partial, 2 full."""
+    """Return the tiles that the closed forms of a pass describe: 0, 1 partial, 2 full."""
     found = np.zeros((rows, columns), int)
     forms = FORM.findall(text)
     if not forms:

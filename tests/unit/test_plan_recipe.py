@@ -20,7 +20,7 @@ LONGNET = mc.load(Path(__file__).parents[2] / "patterns" / "longnet.py")["longne
 
 @pytest.fixture
 def sought(monkeypatch):
-    """How often closed forms were sought, by tile."""
+    """Count how often closed forms were sought, by tile."""
     found = Counter()
 
     def counted(keep, tile, real=masks.layout_recipe):

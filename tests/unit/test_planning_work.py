@@ -28,12 +28,12 @@ VIDEO_HEADS = mc.per_head([SPATIAL if head % 2 else TEMPORAL for head in range(H
 SCATTERED = (
     mc.dilated(5, 1, stride=5, align="start") | mc.offsets([-25, 37, 58])
 ) & mc.global_tokens([8, 22, 26, 47, 56, 66, 88], align="start").columns
-"""Its partial tiles of 2 x 64 are 822 disjoint conjunctions."""
+"""The partial tiles of 2 x 64 are 822 disjoint conjunctions."""
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often each question was asked, nothing being remembered from other tests."""
+    """Count how often each question was asked, nothing being remembered from other tests."""
     counts: Counter[str] = Counter()
 
     def counted(module, name):

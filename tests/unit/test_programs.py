@@ -19,7 +19,7 @@ SHOWN = {
     if block.language == "python"
 }  # fmt: skip
 LINES = 55
-"""Of a screen."""
+"""Lines of a screen."""
 
 
 def test_the_page_shows_every_program() -> None:

@@ -240,7 +240,7 @@ def test_attention_with_examples_of_pytorch(name: str) -> None:
 
 
 def test_paged_attention_of_pytorch() -> None:
-    """Its mask_mod looks the logical block of a physical one up."""
+    """The mask_mod looks the logical block of a physical one up."""
     paged = pytest.importorskip("torch.nn.attention.experimental._paged_attention")
     cache = paged.PagedAttention(n_pages=8, page_size=4, max_batch_size=SEQUENCES, device="cpu")
     for b in range(SEQUENCES):

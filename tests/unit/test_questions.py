@@ -1,4 +1,4 @@
-"""What masks answer about heads and sequences: all of them, or the one that is named."""
+"""Answers of masks about heads and sequences: all of them, or the one that is named."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def kept(keep: E.Expr, ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object])
 
 
 def counted(part: RelayoutPart, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
-    """How often each pair is in the part; its pieces must say the same."""
+    """Count how often each pair is in the part; its pieces must say the same."""
     count = np.zeros((n_q, n_kv), dtype=int)
     if N_KV_OF_ALL in part.ir.params:
         data = {**data, N_KV_OF_ALL: n_kv}

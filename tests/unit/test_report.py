@@ -64,7 +64,7 @@ def text_of(report: Document, key: str) -> str:
 
 
 class Tags(HTMLParser):
-    """What a browser would make of a page: elements, their attributes, and the text."""
+    """A page as a browser reads it: elements, their attributes, and the text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -180,7 +180,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_stays_refused(name):
-    """The same words, whatever was remembered before; and again."""
+    """Words stay the same, whatever was remembered before; and again."""
     given = REFUSED[name]()
 
     def words(binder: Binder) -> str:

@@ -48,7 +48,7 @@ def names(machine: Machine) -> list[str]:
 
 
 def given_on(device, value, sizes, decl):
-    """What kernels read of queries and of keys; None: nothing."""
+    """Return what kernels read of queries and of keys; None: nothing."""
     asked = Asked(None, (), {decl.name: value}, None, sizes, device)
     found = Reader((decl,), decl.arrays).read(asked)
     return None if found is None else found.sources

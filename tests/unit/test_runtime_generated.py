@@ -1,4 +1,4 @@
-"""What generated modules are made of: plans back to bundles, and kernels by device."""
+"""Parts of generated modules: plans back to bundles, and kernels by device."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_short_work_streams(machine):
 
 
 def test_work_follows_heads_and_batch(machine):
-    """The same lengths with other heads are another work list."""
+    """Equal lengths with other heads are another work list."""
     mask = compiled()
     for batch, heads in ((1, (2, 1)), (2, (2, 2)), (2, (4, 2)), (1, (4, 4))):
         mask(*given(n=600, batch=batch, heads=heads))

@@ -25,7 +25,7 @@ def compiled(mask: mc.Mask = FULL, **more) -> CompiledMask:
 
 
 def mode_of(machine: Machine) -> str:
-    """Of what was built last."""
+    """Return the mode of the latest build."""
     return machine.built[-1][1]
 
 

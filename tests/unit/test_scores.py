@@ -131,7 +131,7 @@ _NAMES = {
 
 @pytest.mark.parametrize("function", S.FUNCTIONS)
 def test_functions_differentiate(function):
-    """What kernels print as the slope of every function, against finite differences."""
+    """Return what kernels print as the slope of every function, against finite differences."""
     arguments = S.Call("mul", (S.Score(), S.Number(1.5))), S.Call("sub", (S.Number(5.0), S.Score()))
     s, step = np.linspace(0.313, 4.719, 45), 1e-6
     for args in (arguments, arguments[::-1]) if S.FUNCTIONS[function] > 1 else (arguments[:1],):

@@ -126,7 +126,7 @@ def test_integers_that_are_written_are_read_again():
 
 
 def test_integers_that_nobody_counts():
-    """What is written into tensors of inference mode, and integers of 64 bits without a sign."""
+    """Formulas read tensors of inference mode as they are now, and unsigned integers of 64 bits."""
     with torch.inference_mode():
         ids = torch.arange(40)
     for one in (ids, torch.arange(40).to(torch.uint64)):

@@ -338,7 +338,7 @@ def test_dead_pairs_have_no_slope():
     ("name", "scale"), alternating(["relative table", "soft-cap"], [0.0, -0.4])
 )
 def test_scales(name, scale):
-    """What distance adds stays where scores turn around or vanish."""
+    """The part that distance adds stays where scores turn around or vanish."""
     judged(BAND, name, 90, scale=scale)
 
 

@@ -21,7 +21,7 @@ def tensors(dtype=torch.float32, n=N, heads=H, batch=B, seed=0):
 
 
 def eager(score_mod, mask, q, k, v):
-    """What FlexAttention means, in float64: the score_mod on all pairs at once."""
+    """Attention as FlexAttention means it, in float64: the score_mod on all pairs at once."""
     q, k, v = (x.double() for x in (q, k, v))
     batch, heads, n, dim = q.shape
     b, h, i, j = torch.meshgrid(*map(torch.arange, (batch, heads, n, k.shape[2])), indexing="ij")
@@ -128,7 +128,7 @@ def test_half_precision_tables():
 
 
 def test_an_optimizer_step_needs_no_plan():
-    """What a formula holds is read anew by every call."""
+    """Every call reads again what a formula holds."""
     bias = torch.zeros(H, 2 * N, requires_grad=True)
     score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
     (q, k, v), dout = tensors()

@@ -36,7 +36,7 @@ def made(n_q, n_kv, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
 
 
 def given(name, n_q, n_kv, batch=2, heads=4, seed=0):
-    """What selections of a mask rank by, in several forms."""
+    """Return what selections of a mask rank by, in several forms."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape):

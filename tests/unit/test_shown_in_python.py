@@ -1,4 +1,4 @@
-"""What a mask, a layout and a compiled mask show in Python and in notebooks."""
+"""Pictures that a mask, a layout and a compiled mask show in Python and in notebooks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SM_80 = TARGETS["sm_80"]
 DIMS = SM_80.head_dims
 BF16, F16 = DType.bfloat16, DType.float16
 LIMIT = 99 * 1024
-"""What a block may use on the Ampere and Ada cards with the least shared memory."""
+"""Bytes that a block may use on the Ampere and Ada cards with the least shared memory."""
 
 BAND = Shape(
     (PredicateLine("k <= q + m.c0 &&"), PredicateLine("q - k <= m.c1")),

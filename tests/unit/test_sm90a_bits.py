@@ -1,4 +1,4 @@
-"""What Hopper's kernels hide in partial tiles is what the mask hides, lane by lane."""
+"""Pairs that Hopper's kernels hide in partial tiles are those that the mask hides, lane by lane."""
 
 from __future__ import annotations
 

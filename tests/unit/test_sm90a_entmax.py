@@ -109,7 +109,7 @@ def test_lists_are_read_without_asking_where_they_end():
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_pass_of_entmax_stores_dq_from_its_only_column(dim):
-    """Its means need more shared memory than that mode takes: calls run the usual one."""
+    """The means need more shared memory than that mode takes: calls run the usual one."""
     mask = mc.block_diagonal(128)
     unit = driver.emit_bundle(
         driver.plan_kernel(mask, driver.problem(dim, None, None, "bfloat16"), TARGETS["sm_90a"])

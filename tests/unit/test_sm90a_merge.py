@@ -52,7 +52,7 @@ def exact(q, k, v, live, unit, sinks):
 
 
 def leave_parts(kernel, work, q, k, v, live, unit, tile):
-    """What items leave: their tops may be 8 powers of two too low."""
+    """Make what items leave: their tops may be 8 powers of two too low."""
     rng = np.random.default_rng(2)
     for item in work.items[: work.filled]:
         if not item[7]:

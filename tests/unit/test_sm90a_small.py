@@ -161,7 +161,7 @@ def test_the_bound_is_one_for_tiles_that_do_not_divide(name):
 
 @pytest.mark.parametrize("name", chiefly(list(MASKS), "streaming", "causal", "lattice"))
 def test_the_bound_is_one(name):
-    """What smaller tiles have is never less than what the larger ones tell."""
+    """The count of smaller tiles is never less than what the larger ones tell."""
     for n in (1, 63, 64, 191, 193, 1000, 1537):
         (large, many), *others = tallies(MASKS[name], n, 64)
         for small, few in others:
@@ -280,7 +280,7 @@ def test_warmup_builds_both_sources(machine):
 
 
 def test_data_per_sequence_do_not_choose():
-    """What one sequence brings would otherwise decide over the bits of another."""
+    """The data of one sequence would otherwise decide over the bits of another."""
     mask = (mc.causal() & mc.documents("doc")) | mc.window(0)  # tiles begin where columns do
     bundle = driver.emit_bundle(planned(mask, 64))
     doc = np.arange(256, dtype=np.int32) // 16

@@ -104,7 +104,7 @@ def unit(
 def distinct(
     direction: Direction, head_dim: int, dtype: str, form: str = ""
 ) -> tuple[SourceUnit, ...]:  # fmt: skip
-    """Of all patterns; some differ in constants only."""
+    """Sources of all patterns; some differ in constants only."""
     names = [path.stem for path in PATTERNS if not form or path.stem not in BY_DOCUMENTS]
     found = (units_of(pattern(name), direction, head_dim, dtype, form) for name in names)
     return tuple({unit.digest: unit for each in found for unit in each}.values())
@@ -153,7 +153,7 @@ def gate(wanted: list[Job]) -> None:
 
 
 def faults(job: Job) -> list[str]:
-    """What is wrong with one source in one mode."""
+    """Return what is wrong with one source in one mode."""
     try:
         binary = build(job.unit, job.features, job.unit.directions, mode=job.mode)
     except BuildFailed as error:

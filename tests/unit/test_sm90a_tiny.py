@@ -318,7 +318,7 @@ REGISTERS = 64 * 1024
 
 
 def faults(job: tuple[SourceUnit, frozenset[Feature]]) -> list[str]:
-    """What is wrong with the machine code of a source."""
+    """Return what is wrong with the machine code of a source."""
     unit, features = job
     ((mode, made),) = unit.modes
     binary = build(unit, features, unit.directions, mode=mode)

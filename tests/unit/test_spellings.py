@@ -95,7 +95,7 @@ PAIRS = {
 
 
 def programs(mask: mc.Mask) -> list[object]:
-    """What a plan consists of, and how each kernel finds and treats its tiles."""
+    """Return what a plan consists of, and how each kernel finds and treats its tiles."""
     problem = driver.problem(128, None, 8, "bfloat16")
     plan = driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
     found: list[object] = []

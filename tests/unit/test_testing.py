@@ -1,4 +1,4 @@
-"""What users test their own masks with: right kernels pass, a broken one is made small."""
+"""Tests that users write for their own masks: right kernels pass, a broken one is made small."""
 
 from __future__ import annotations
 
@@ -253,6 +253,7 @@ def test_mine(maskc_check):
 """
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 def test_a_pattern_file_is_a_test_in_one_line(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "test_mine.py").write_text(TESTS)

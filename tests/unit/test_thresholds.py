@@ -93,7 +93,7 @@ def found_thresholds(attn, q, k, v, **data):
 
 
 def chosen(scores, low, end):
-    """What two numbers a row say: [rows, keys]."""
+    """Return what two numbers a row say: [rows, keys]."""
     low, key = low[:, None], np.arange(scores.shape[1])
     before = key < end[:, None]
     number = scores == scores

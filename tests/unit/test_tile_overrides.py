@@ -206,7 +206,7 @@ SMALL = ("--n", 70, "--heads", 2, "--head-dim", 16, "--dtype", "float32", "--tar
 
 
 def made_up(order):
-    """What stands for the clock: the planner's choice takes 1 ms, then each way more, or less."""
+    """A stand-in for the clock: the planner's choice takes 1 ms, then each way more, or less."""
 
     def turns(calls, rounds, device):
         assert (rounds, device) == (7, "cpu")

@@ -247,7 +247,7 @@ def test_a_second_derivative_is_refused(door, way: str):
 
 @pytest.mark.parametrize("way", DOORS)
 def test_a_gradient_penalty_is_refused(door, way: str):
-    """Its gradients arrive as constants; q alone would tell that a second derivative is asked."""
+    """The gradients arrive as constants; q alone would tell that a second derivative is asked."""
     q, k, v = tensors(6)
     out = door(way, MASKS["causal"])(q, k, v)
     (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)

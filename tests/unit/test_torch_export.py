@@ -74,6 +74,7 @@ for file in sorted(Path(sys.argv[1]).glob("*.pt2")):
 """
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 def test_saved_programs_run_in_another_process(tmp_path: Path):
     given = [x.detach() for x in tensors(N)]
     with torch.no_grad():
@@ -104,6 +105,7 @@ def test_a_captured_buffer_that_nobody_follows_is_refused():
         torch.export.export(Counting(), given, strict=False)
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 def test_traced_programs_run_in_another_process(tmp_path: Path):
     given = [x.detach() for x in tensors(N)]
     layer = Layer(mc.causal() & mc.window(4))

@@ -47,7 +47,7 @@ def _user(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 
 def _packed(base: Any, images: Any = None) -> Any:
-    """What create_causal_mask makes of packed position_ids."""
+    """Return what create_causal_mask makes of packed position_ids."""
     found = hf.remap_positions_for_packed_sequence(base, POSITIONS)
     if images is not None:
         found = hf.or_masks(found, hf.blockwise_overlay(images))

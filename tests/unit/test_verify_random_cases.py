@@ -96,7 +96,7 @@ def test_a_table_of_its_own_decides_the_lengths(tmp_path: Path):
 
 
 def own_kind(mask: mc.Mask) -> set[str]:
-    """What a mask is at all lengths."""
+    """Return the kinds that a mask is at all lengths."""
     return {
         name for name, plain in (("causal", mc.causal()), ("full", mc.full()))
         if mask.equals(plain) is True
@@ -191,7 +191,7 @@ def problem(number: int) -> tuple[np.ndarray, ...]:
 
 
 def verdicts(given: tuple[np.ndarray, ...], found: S.Results, dtype: DType) -> dict[str, float]:
-    """What share of the allowed error each part has; lse is fp32 in kernels of every dtype."""
+    """Return each part's share of the allowed error; lse is fp32 in kernels of every dtype."""
     judge, shares = FullJudge(*given, dtype), {}
     for part in ("out", "dq", "dk", "dv", *(["lse"] if dtype is DType.float32 else [])):
         error, allowed = judge.error(part, getattr(found, part))
@@ -224,7 +224,7 @@ def of_heads(number: int) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16, DType.float16])
 def test_gradients_of_heads_are_judged(dtype: DType):
-    """What a kernel computes passes: fp32, where delta comes from the out that was stored. That a
+    """Right gradients pass in fp32, where delta comes from the out that was stored. That a
     sequence is left out is caught in fp32, and that the sign is wrong in every dtype."""
     for number in range(60):
         given, options = of_heads(number)
@@ -502,6 +502,7 @@ def test_shrinking_ends(monkeypatch: pytest.MonkeyPatch):
     assert done.cases == 1
 
 
+@pytest.mark.usefixtures("soon_elsewhere")
 def test_nothing_is_left_in_the_working_directory(tmp_path: Path):
     """In a process of its own: pytest tells Hypothesis where to keep things."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}

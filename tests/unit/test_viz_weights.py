@@ -30,7 +30,7 @@ def by_reference(q: np.ndarray, k: np.ndarray, kept: np.ndarray, **more: float) 
 
 
 def cell_by_cell(weights: np.ndarray, kept: np.ndarray, unit: tuple[int, int], how) -> np.ndarray:
-    """How the weights of the kept pairs of each cell are reduced; NaN without such a pair."""
+    """Reduce the weights of the kept pairs of each cell; NaN without such a pair."""
     rows, columns = (-(-n // u) for n, u in zip(kept.shape, unit, strict=True))
     found = np.full((rows, columns), np.nan)
     for i, j in np.ndindex(rows, columns):
