@@ -246,10 +246,10 @@ def prices(name: str, mask: Mask, plan: KernelPlan) -> Iterator[str]:
     dense_plan = planned(getattr(patterns, dense)(), heads)
     as_many = f" --heads {heads}" if heads else ""
     yield "## Price\n"
-    heads = plan.problem.n_heads or USUAL_HEADS
+    reckoned = plan.problem.n_heads or USUAL_HEADS
     yield (
         f"For one head with default parameters. Times are predicted by the cost model for an "
-        f"NVIDIA H200, {heads} heads, bfloat16, head dimension 128; the "
+        f"NVIDIA H200, {reckoned} heads, bfloat16, head dimension 128; the "
         f"speedup is over dense {dense.replace('full', 'unmasked')} attention by the same model.\n"
     )
     data = sample_data(mask, 1)

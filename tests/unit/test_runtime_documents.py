@@ -368,7 +368,7 @@ def test_a_call_under_way_has_its_lists_alone(counted):
     """Another thread that comes in between, with the same arrays or not, takes others."""
     mask, value = compiled(), ids((300,))
     made_in(counted, mask, value)
-    ((_, call),) = mask._repeats.values()
+    ((call, _),) = mask._repeats.values()
     q = given(n=300)[0]
     mine, stream = call.place(counted.library, q)
     assert not mine.fresh

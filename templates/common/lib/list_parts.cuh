@@ -14,7 +14,7 @@ FN i32 size_of_row(const struct Lists &p, i32 count) {
     return size;
 }
 // The size with the least expected time for all rows, the largest one of several. Every thread of
-// the block gets it.
+// the block gets it; a warp looks at one choice at a time.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     i32 longest = 0, all[2] = {0};  // tiles, and rows without any, of one owner
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
@@ -23,29 +23,25 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     }
     block_sums(all);
     longest = block_max(longest);
-    i32 items[CHOICES] = {0};
-    for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
-        const i32 x = counts[i];
-#pragma unroll
-        for (int j = 0; j < CHOICES; j++)
-            items[j] += ceil_div(x, max_i32(p.part_tiles, ceil_div(longest, p.pieces[j])));
-    }
-    block_sums(items);
-    i64 least = 0;
-    i32 best = 0;
-#pragma unroll
-    for (int j = 0; j < CHOICES; j++) {
+    __shared__ i64 times[CHOICES];  // below 0: too many items
+#pragma unroll 1
+    for (i32 j = threadIdx.x / 32; j < CHOICES; j += THREADS / 32) {
         const i32 size = max_i32(p.part_tiles, ceil_div(longest, p.pieces[j]));
-        const i64 some = (i64)p.owners * items[j];
-        if (j && some + (i64)p.owners * all[1] > p.items) continue;
+        i32 mine = 0;
+        for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) mine += ceil_div(counts[i], size);
+        const i64 items = (i64)p.owners * warp_sum(mine);
         const i32 cost = p.item_cost + (size < longest ? p.part_cost : 0);
-        const i64 turns = 2 * (i64)p.blocks * ((some + p.blocks - 1) / p.blocks) * (size + cost);
-        const i64 spread = 2 * ((i64)p.owners * all[0] + some * cost)
+        const i64 turns = 2 * (i64)p.blocks * ((items + p.blocks - 1) / p.blocks) * (size + cost);
+        const i64 spread = 2 * ((i64)p.owners * all[0] + items * cost)
                            + (i64)p.blocks * (size + cost);
-        const i64 time = turns < spread ? turns : spread;
-        if (!j || time < least) least = time, best = size;
+        const bool fits = j == 0 || items + (i64)p.owners * all[1] <= p.items;
+        if (threadIdx.x % 32 == 0) times[j] = !fits ? -1 : turns < spread ? turns : spread;
     }
-    return best;
+    __syncthreads();
+    i32 best = 0;
+    for (i32 j = 1; j < CHOICES; j++)
+        if (times[j] >= 0 && times[j] < times[best]) best = j;
+    return max_i32(p.part_tiles, ceil_div(longest, p.pieces[best]));
 }
 FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
     return ceil_div(count, size ? size : size_of_row(p, count));
