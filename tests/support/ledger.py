@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import defaultdict
 from dataclasses import astuple
 from functools import cache, cached_property
@@ -42,6 +43,9 @@ ANEW = "MASKC_COMPILE_ANEW"
 """The environment variable with which nothing is answered from the ledger."""
 WRITE = "MASKC_WRITE_LEDGER"
 """The one with which what was compiled is written there; `--update-golden` sets both."""
+USED = "MASKC_LEDGER_USED"
+"""The one that names a file to which tests add the contents they ask about. After a run of all
+tests, `python -m tests.support.ledger FILE` drops every other line of the ledger."""
 
 
 class Report:
@@ -111,6 +115,7 @@ def build(
     names = sorted(feature.name for feature in features)
     passes = [direction.name for direction in directions]
     key = sha256(repr((unit.digest, names, passes, arch, mode)).encode()).hexdigest()[:16]
+    _use(key)
     if key in known() and ANEW not in os.environ:
         return Binary(asked, key, _read(known()[key]))
     found = compile_source(*asked).report
@@ -148,6 +153,7 @@ def accept(source: str, macros: tuple[str, ...]) -> None:
         Refused: it does not.
     """
     key = sha256("\0".join([code(source), *macros]).encode()).hexdigest()[:12]
+    _use(key)
     if (key in _accepted() and ANEW not in os.environ) or (found := _front_end()) is None:
         return
     nvrtc, flags = found
@@ -170,6 +176,24 @@ def tidy() -> None:
     if ACCEPTED.exists():
         keys = sorted(set(ACCEPTED.read_text().split()))
         ACCEPTED.write_text("".join(f"{key}\n" for key in keys))
+
+
+def prune(used: Path) -> None:
+    """Drop the lines of contents that no test asked about.
+
+    Args:
+        used: the file of USED.
+    """
+    keys = set(used.read_text().split())
+    for file in (FILE, MACHINE_CODE, ACCEPTED):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if line.split(maxsplit=1)[0] in keys))
+
+
+def _use(key: str) -> None:
+    if path := os.environ.get(USED):
+        with open(path, "a") as opened:
+            opened.write(f"{key}\n")
 
 
 def _append(file: Path, key: str, text: str = "") -> None:
@@ -206,3 +230,8 @@ def _read(text: str) -> Report:
         name, *numbers = use.split(" ")
         kernels.append(KernelUse(name, *map(int, numbers)))
     return Report(tuple(kernels), warnings)
+
+
+if __name__ == "__main__":
+    prune(Path(sys.argv[1]))
+    tidy()
