@@ -909,10 +909,15 @@ class PagedPlan:
         Raises:
             BadPages: pools do not fit.
         """
-        key = (
-            k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
-            k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
-        )  # fmt: skip
+        try:
+            key = (
+                k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
+                k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
+            )  # fmt: skip
+        except AttributeError:
+            name, pool = ("k_pool", k_pool) if torch_of(k_pool) is None else ("v_pool", v_pool)
+            wanted = "a torch tensor, as the page table"
+            raise BadPages(name, wanted, type(pool).__name__, at=name) from None
         views = self._views.get(key)
         if views is None:
             pools = self._paged._heads_first(k_pool, v_pool)

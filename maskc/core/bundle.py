@@ -238,8 +238,8 @@ class WorkList:
     """Whether it is the list of a pass in the mode SEPARATE_DQ, in which items that share a column
     leave their shares side by side instead of adding to one."""
     few_tiles: int = 0
-    """The least tiles of a part of a packed row, a power of two, see
-    maskc/layout/work/work_list.py. 0: never cut."""
+    """The least tiles of a part of a packed row, see maskc/layout/work/work_list.py. 0: never
+    cut."""
     invariant: bool = False
     """Whether a packed row's own tiles alone decide where it is cut, so that its result has the
     same bits whatever else is in the batch."""

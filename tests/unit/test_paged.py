@@ -355,6 +355,18 @@ def test_kernels_join_shared_keys(hopper, target, counts, monkeypatch):
     torch.testing.assert_close(lse, level, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("name", ["k_pool", "v_pool"])
+def test_pools_of_another_library_are_refused(hopper, name):
+    torch = pytest.importorskip("torch")
+    pool = Pool([40], 16, 2, 64)
+    attn = on_hopper(mc.causal(), 16)
+    plan = attn.plan(torch.from_numpy(pool.table), 1, torch.tensor([40]))
+    pools = {n: torch.from_numpy(getattr(pool, n)).bfloat16() for n in ("k_pool", "v_pool")}
+    q = torch.from_numpy(pool.queries([1], 4)).bfloat16()
+    with pytest.raises(MaskcError, match=f"{name} must be a torch tensor, as the page table"):
+        attn.run(q, **(pools | {name: getattr(pool, name)}), plan=plan)
+
+
 # ------------------------------------------------------------------ new tokens
 
 

@@ -78,8 +78,7 @@ ends after 164 where the rows of 128 tiles are whole, and after 87 where their i
 With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
 is at most a fifth of the keys and values that its tiles read."""
 FEW_KEYS = 512
-"""The least keys of a part of a packed row of up to four queries, which is a sixtieth of the keys
-and values that it comes from."""
+"""The least keys of a part of a packed row."""
 SUM_KEYS = 1024
 """E4M3: keys whose products are added up by tensor cores, which do so with 14 bits: of values that
 are alike they lose 0.6 % then, and 13 % of 16,384 keys (an H100)."""
