@@ -101,6 +101,7 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_size", "i32", "entries along each dimension", _AXES),
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
+    Field("score_pairs", "i32", "the table of pairs: HALVES, TWOS of gen/score.h.j2"),
 )
 """Members that follow FIELDS in `struct Attention` in sources with a score formula."""
 

@@ -187,6 +187,28 @@ def reads(node: Real) -> tuple[Read, ...]:
     return tuple(dict.fromkeys(part for part in walk(node) if isinstance(part, Read)))
 
 
+def pair_read(logit: Real) -> Read | None:
+    """The first entry of its own for every query and key: `bias[q, k]`, with heads and sequences in
+    any order in front. Rows of such a table lie along the keys."""
+
+    def by_pair(index: tuple[Expr, ...]) -> bool:
+        outer = index[:-2]
+        return index[-2:] == (E.Q, E.K) and {*outer} <= {E.H, B} and len({*outer}) == len(outer)
+
+    return next((read for read in reads(logit) if by_pair(read.index)), None)
+
+
+def added(logit: Real) -> tuple[Real, ...]:
+    """The terms that a formula adds to s, if that is all it does."""
+    match logit:
+        case Call("add", (left, right)):
+            scored, other = (left, right) if by_score(left) else (right, left)
+            if by_score(other) or not (scored == Score() or added(scored)):
+                return ()
+            return (*added(scored), other)
+    return ()
+
+
 def by_score(node: Term) -> bool:
     """Whether the value depends on the score."""
     return any(isinstance(part, Score) for part in walk(node))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskc.analysis.score_places import spread
 from maskc.core import expr as E
@@ -21,7 +21,10 @@ from maskc.core.score import of_whole
 from maskc.core.widths import INT32
 from maskc.emit.c_printer import CPrinter, nested
 from maskc.emit.predicate import wrapped
-from maskc.emit.spec import EntryText, ScoreText, TableText
+from maskc.emit.spec import EntryText, PairText, ScoreText, TableText
+
+if TYPE_CHECKING:
+    from maskc.analysis.score_slopes import Slopes
 
 _SLOT = "table"
 _SYMBOLS = {"h": "head", "b": "batch", "n_q": "all_queries(p)", "n_kv": "all_keys(p)"}
@@ -36,9 +39,10 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
 
     tests = 5
 
-    def __init__(self, at: str, fast: bool = False) -> None:
+    def __init__(self, at: str, fast: bool = False, pair: S.Read | None = None) -> None:
+        """`pair`: the entry that the formula is given."""
         super().__init__()
-        self.at_member, self._wide, self._fast = at, False, fast
+        self.at_member, self._wide, self._fast, self._pair = at, False, fast, pair
         if fast:
             self.infix = {name: sign for name, sign in self.infix.items() if name != "div"}
 
@@ -61,6 +65,8 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
 
     def _print(self, node: Any) -> tuple[str, int]:
         match node:
+            case S.Read() if node == self._pair:
+                return "pair", 7
             case S.Call("div", (left, S.Number(right))) if self._fast and _has_reciprocal(right):
                 return super()._print(S.Call("mul", (left, S.Number(1 / right))))
         if isinstance(node, Expr) and not self._wide and _leaves(node):
@@ -219,7 +225,27 @@ def score_text(
         params, at, by_score.results[0] != S.Number(1.0), far, fast,
         _return(f"near_logit({added})" if far else added) if added else "",
         (_return(printer(cap[0])), _return(printer(cap[1]))) if cap else None,
+        _pair_text(formula, ScoreCPrinter(at, fast, S.pair_read(formula.logit)), by_score, numbers)
+        if fast else None,
     )  # fmt: skip
+
+
+def _pair_text(
+    formula: S.Formula, printer: ScoreCPrinter, slope: Slopes, numbers: dict[str, int]
+) -> PairText | None:
+    """The table with an entry for each pair; `printer` prints this entry as `pair`."""
+    read = S.pair_read(formula.logit)
+    if read is None:
+        return None
+    once = [other.slot for other in S.reads(formula.logit)].count(read.slot) == 1
+    return PairText(
+        numbers[read.slot],
+        tuple(map(printer, read.index[:-2])),
+        _return(printer(formula.logit)),
+        tuple(_lines(printer, slope.shared)),
+        _return(printer(slope.results[0])),
+        once and read in S.added(formula.logit),
+    )
 
 
 def _lines(printer: ScoreCPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:

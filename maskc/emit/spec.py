@@ -10,6 +10,7 @@ from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
+from maskc.core.score import MAX_RANK
 from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.tiles.data_tiles import BlockReading
@@ -186,6 +187,26 @@ class EntryText:
 
 
 @dataclass(frozen=True, slots=True)
+class PairText:
+    """The table with an entry for each pair, and the formula given a pair's entry as `pair`."""
+
+    slot: int
+    outer: tuple[str, ...]
+    """Indices of the dimensions in front of queries and keys, in C."""
+    logit: str
+    slope_lines: tuple[str, ...]
+    slope: str
+    added: bool
+    """Whether the formula adds the entry to s, and reads the table once."""
+
+    @property
+    def axes(self) -> tuple[int, int]:
+        """Where the strides of queries and of keys lie in score_step."""
+        first = MAX_RANK * self.slot + len(self.outer)
+        return first, first + 1
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreText:
     """A score formula in the language of a target."""
 
@@ -211,6 +232,8 @@ class ScoreText:
     """The term that depends on the distance and is added to s; empty if there is none."""
     cap: tuple[str, str] | None
     """(height, rate), where the logit is height * tanh(rate * s)."""
+    pair: PairText | None
+    """The table with an entry for each pair, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +320,7 @@ class KernelSpec:
         on = {
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
+            "WITH_PAIR_ROWS": self.reads_pair_rows, "ADDS_PAIRS": self.adds_pairs,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
             "HAS_ALWAYS_KEPT": self.has_always_kept,
@@ -359,6 +383,21 @@ class KernelSpec:
             self.score is not None and self.score.cap is not None and self.target.name == "sm_90a"
             and self.tile.q >= 64 and not self.gathered
         )  # fmt: skip
+
+    @property
+    def reads_pair_rows(self) -> bool:
+        """Whether a table with an entry for each pair is read along its rows (sm_90a)."""
+        return (
+            self.score is not None and self.score.pair is not None and not self.fp8
+            and self.target.name == "sm_90a" and self.tile.q >= 64 and self.boxes is None
+            and self.rows is None and not self.gathered and self.chosen is None
+        )  # fmt: skip
+
+    @property
+    def adds_pairs(self) -> bool:
+        """Whether the main launch of a backward pass adds the gradients of that table."""
+        pair = None if self.score is None else self.score.pair
+        return self.backward and self.reads_pair_rows and pair is not None and pair.added
 
     @property
     def adds_diagonals(self) -> bool:

@@ -64,6 +64,10 @@ _MARGIN = 128
 """Sums by distance before the first and behind the last, see templates/sm90a/lib/diagonals.cuh."""
 _WIDE = {"int64", "uint32", "uint64"}
 """Integers that may not fit 32 bits."""
+_TENSOR_CORES = ("sm_80", "sm_90a")
+"""Targets whose kernels read the table of pairs in storage precision, too."""
+_HALVES, _TWOS, _ALONE = 1, 2, 4
+"""Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
 _MOST_CHECKED = 256
 """Calls whose indices were found to stay inside of their tables."""
 
@@ -104,6 +108,11 @@ class ScoreReader:
         params = (name for name, _ in bundle.params)
         self._own = {decl.name for decl in bundle.data}.union(params, bundle.unread)
         self._reads = _indices(inputs.formula)
+        pair, dtype = S.pair_read(inputs.formula.logit), bundle.problem.dtype
+        self._pair = pair and next(x for x in inputs.formula.slots if x.name == pair.slot)
+        """The table with an entry for each pair."""
+        self._halves = dtype.value if target.name in _TENSOR_CORES and dtype.itemsize == 2 else ""
+        """The dtype in which kernels read that table, apart from float32."""
         self.by_distance = S.shift(inputs.formula.logit) is not None
         """Whether the formula reads tables by the distance of key and query alone."""
         self._checked: set[object] = set()
@@ -207,12 +216,15 @@ class ScoreReader:
             return Table(x, None, None, _number(name, slot, x.item()))
         if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
             x = self._narrowed(name, x)
-        table = library(_converted(name, x, slot.integer), name)
+        halves = self._halves if slot == self._pair and _dtype(x) == self._halves else ""
+        if halves and torch_of(x) is not None:
+            x = x.detach()
+        table = library(x if halves else _converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(table)]
         if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(table, name)
-        wanted = "int32" if slot.integer else "float32"
+        wanted = "int32" if slot.integer else halves or "float32"
         text = self.inputs.text
         if view.dtype != wanted:
             raise ScoreTable(name, f"of {view.dtype}", wanted, text, at=name)
@@ -328,14 +340,28 @@ class ScoreReader:
                 block.score_size[place] = _SHARED if size == 1 else size
                 block.score_step[place] = 0 if size == 1 else steps[axis]
                 block.score_gradient_step[place] = 0 if size == 1 else strides[axis]
+            if slot == self._pair:
+                block.score_pairs = self._pairs(view)
             shapes.append(shape)
             gradient = gradients.get(name)
             if gradient is not None:
                 block.score_gradient[number] = gradient.pointer
                 block.score_sums[number] = gradient.sums[1]
                 block.score_entries[number] = gradient.entries
+                if slot == self._pair and self._alone(name, shape, extents):
+                    block.score_pairs |= _ALONE
         self._check_indices(extents, tuple(shapes))
         return bytes(block)
+
+    def _pairs(self, view: Array) -> int:
+        """The flags that say how kernels read the table with an entry for each pair."""
+        halves = view.dtype == self._halves
+        twos = (
+            view.strides[-1:] == (1,) and view.shape[-1] > 1
+            and not any(step % 2 for step in view.strides[:-1])
+            and view.pointer % (4 if halves else 8) == 0
+        )  # fmt: skip
+        return _HALVES * halves + _TWOS * twos
 
     def _check_indices(
         self, extents: Mapping[str, int], shapes: tuple[tuple[int, ...], ...]

@@ -5,6 +5,10 @@
 
 #include "common/lib/unpack.cuh"
 
+#if WITH_PAIR_ROWS
+#include "sm90a/lib/pair_rows.cuh"
+
+#endif
 #include "sm90a/lib/logit.cuh"
 
 #include "sm90a/lib/logit_slope.cuh"

@@ -6,6 +6,10 @@
 
 #include "common/lib/unpack.cuh"
 
+#if WITH_PAIR_ROWS
+#include "sm90a/lib/pair_rows.cuh"
+
+#endif
 #include "sm90a/lib/logit.cuh"
 
 #include "sm90a/lib/constants.cuh"
@@ -149,6 +153,15 @@ struct Where {
     }
     FN i32 head(int) const { return row.head; }
     FN i32 batch() const { return row.batch; }
+#if PAIR_ROWS
+    FN bool all_keys_inside(const struct Attention &p) const {
+        return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
+    }
+    template <typename Kind>
+    FN QueryRows<Kind> pair_rows(const struct Attention &p) const {
+        return query_rows<Kind>(p, query_place, key_place, row.head, row.batch);
+    }
+#endif
 };
 FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;

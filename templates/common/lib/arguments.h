@@ -72,6 +72,7 @@ struct Attention {
     i32 score_size[32];  // entries along each dimension
     float score_number[8];  // scalar parameters
     i32 score_integer[8];  // likewise
+    i32 score_pairs;  // the table of pairs: HALVES, TWOS of gen/score.h.j2
 #endif
 #if WITH_DROPOUT
     const i64 *dropout_seed_at;  // address of the seed, or null: use dropout_seed

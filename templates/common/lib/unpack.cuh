@@ -1,3 +1,4 @@
+#pragma once
 // Converts two numbers in storage precision to fp32. Needs: common/lib/device.cuh.
 
 FN float2 unpack(u32 pair) {

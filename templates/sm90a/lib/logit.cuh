@@ -11,8 +11,10 @@
 //     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
 //     i32 head(int i), batch()            query head, sequence
 //     float q_minus_k(p, int i)           query token minus key token, of element i
+//     bool all_keys_inside(p)             PAIR_ROWS: whether all keys of the tile exist
+//     pair_rows<Kind>(p)                  PAIR_ROWS: see pair_rows.cuh
 
-// Facts:
+// The includer includes pair_rows.cuh before this file if WITH_PAIR_ROWS. Facts:
 //     BENT           `bend` computes logits. Otherwise it leaves scores as they are, and the code
 //                    that reads them next applies the scale.
 //     HAS_SLOPE      the derivative of the logit by scale * score is not 1 everywhere.
@@ -32,6 +34,9 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p) {
 FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
     return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
 }
+#endif
+#ifndef PAIR_ROWS
+#define PAIR_ROWS 0
 #endif
 #if WITH_SHIFTS  // the source can add a distance term along diagonals
 #ifndef PACK_GQA
@@ -75,7 +80,16 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 // formula defines score_anywhere; near_logits limits its results, see score_far.cuh.
 template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
-#if BENT
+#if WITH_PAIR_ROWS
+#if PAIR_ROWS
+    each_entry<N>(p, where, [&](int i, float entry) {
+        s[i] = score_logit_with(entry, s[i] * p.scale, where.query(p, i), where.key(p, i),
+                                where.q_minus_k(p, i), where.head(i), where.batch(), p);
+    });
+    near_logits(s);
+#endif
+#endif
+#if BENT && !PAIR_ROWS
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
     cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));

@@ -13,9 +13,31 @@ struct Slopes {
 #if WITH_SCORE
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
-#if CAPPED || !BENT
+#if WITH_PAIR_ROWS
+#if PAIR_ROWS
+    where.refresh(p);
+    float kept_slope = 1.0f;
+    each_entry<N>(p, where, [&](int i, float entry) {
+        const float x = s[i] * p.scale;
+        const i32 q = where.query(p, i), k = where.key(p, i), head = where.head(i);
+        const float q_minus_k = where.q_minus_k(p, i);
+        s[i] = where.query_row(i) < p.n_q
+                   ? score_logit_with(entry, x, q, k, q_minus_k, head, where.batch(), p)
+                   : MINUS_INFINITY;
+#if HAS_SLOPE
+        const float slope =
+            score_slope_with(entry, x, q, k, q_minus_k, head, where.batch(), p);
+        if (i % 2) slopes.pair[i / 2] = pack(kept_slope, slope);
+        else kept_slope = slope;
+#endif
+    });
+    (void)kept_slope;
+    near_logits(s);
+#endif
+#endif
+#if (CAPPED || !BENT) && !PAIR_ROWS
     bend(s, p, where);
-#else
+#elif !PAIR_ROWS
     where.refresh(p);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {

@@ -1,0 +1,130 @@
+// Entries of the table with an entry for each pair, for the elements of a thread: loads from pointers
+// that are found once per tile. The host has checked that the table has all queries and keys.
+// Needs: gen/score.h.j2, unpack.cuh. Gives: PAIR_ROWS, each_entry, QueryRows, KeyRows; PairSums.
+
+// With pack_gqa, rows of a tile have different heads.
+#ifndef PACK_GQA
+#define PACK_GQA 0
+#endif
+#define PAIR_ROWS (WITH_PAIR_ROWS && !PACK_GQA)
+
+#if PAIR_ROWS
+// How a tile reads the table. HALF: entries are in storage precision. TWO: two keys at once; all
+// keys of the tile exist.
+template <bool HALF, bool TWO>
+struct PairKind;
+template <bool TWO_>
+struct PairKind<false, TWO_> {
+    typedef float Entry;
+    static constexpr bool TWO = TWO_;
+    FN static float one(const float *from) { return __ldg(from); }
+    FN static float2 two(const float *from) { return __ldg((const float2 *)from); }
+};
+template <bool TWO_>
+struct PairKind<true, TWO_> {
+    typedef unsigned short Entry;
+    static constexpr bool TWO = TWO_;
+    FN static float one(const Entry *from) { return unpack(__ldg(from)).x; }
+    FN static float2 two(const Entry *from) { return unpack(__ldg((const u32 *)from)); }
+};
+// Calls `work` with the kind of the table, given whether all keys of the tile exist.
+template <typename Work>
+FN void by_pair_kind(const struct Attention &p, bool inside, const Work &work) {
+    const bool two = inside && p.score_pairs & TWOS;
+    if (p.score_pairs & HALVES) {
+        if (two) work(PairKind<true, true>());
+        else work(PairKind<true, false>());
+    } else {
+        if (two) work(PairKind<false, true>());
+        else work(PairKind<false, false>());
+    }
+}
+
+// Calls `work` with every element of a thread and its entry, two neighbors one after the other.
+template <int N, typename Where, typename Work>
+FN void each_entry(const struct Attention &p, const Where &where, const Work &work) {
+    by_pair_kind(p, where.all_keys_inside(p), [&](auto kind) {
+        const auto rows = where.template pair_rows<decltype(kind)>(p);
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const float2 two = rows.two(i);
+            work(i, two.x);
+            work(i + 1, two.y);
+        }
+    });
+}
+
+// Rows are queries: elements 4 i + 2 r + e of a thread belong to query 8 r and key 8 i + e.
+template <typename Kind>
+struct QueryRows {
+    typedef typename Kind::Entry Entry;
+    const Entry *row[2];  // at the thread's first key
+    i64 step;             // from one key to the next
+    i32 last;             // the last key, from the first one
+    FN float2 two(int i) const {
+        const Entry *const from = row[i / 2 % 2];
+        if (Kind::TWO) return Kind::two(from + i / 4 * 8);
+        const i32 key = i / 4 * 8;
+        return make_float2(Kind::one(from + min_i32(key, last) * step),
+                           Kind::one(from + min_i32(key + 1, last) * step));
+    }
+};
+template <typename Kind>
+FN QueryRows<Kind> query_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+    typedef typename Kind::Entry Entry;
+    const i64 step = pair_key_step(p), down = pair_row_step(p);
+    const Entry *const from = (const Entry *)pair_table(p) + pair_head(head, batch, p) + key * step;
+    return {{from + min_i32(query, p.n_q - 1) * down, from + min_i32(query + 8, p.n_q - 1) * down},
+            step, p.n_kv - 1 - key};
+}
+
+// Rows are keys: elements 4 i + 2 r + e belong to key 8 r and query 8 i + e.
+template <typename Kind>
+struct KeyRows {
+    typedef typename Kind::Entry Entry;
+    const Entry *column[2];  // at query 0
+    i64 step;                // from one query to the next
+    i32 query, last;         // the first query, and the last one
+    FN float2 two(int i) const {
+        const Entry *const from = column[i / 2 % 2];
+        const i32 own = query + i / 4 * 8;
+        return make_float2(Kind::one(from + min_i32(own, last) * step),
+                           Kind::one(from + min_i32(own + 1, last) * step));
+    }
+};
+template <typename Kind>
+FN KeyRows<Kind> key_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+    typedef typename Kind::Entry Entry;
+    const i64 step = pair_key_step(p);
+    const Entry *const from = (const Entry *)pair_table(p) + pair_head(head, batch, p);
+    const i32 last = p.n_kv - 1;
+    return {{from + min_i32(key, last) * step, from + min_i32(key + 8, last) * step},
+            pair_row_step(p), query, p.n_q - 1};
+}
+
+#if ADDS_PAIRS
+// Gradients of entries, where rows are keys.
+struct PairSums {
+    float *column[2];  // at the first query; null if the call does not want them here
+    i64 step;          // from one query to the next
+    bool alone;
+    // Adds the gradients x and y of elements i and i + 1. Pairs without weight may lie outside.
+    FN void add(int i, float x, float y, float weight_x, float weight_y) const {
+        float *const to = column[i / 2 % 2] + i / 4 * 8 * step;
+        if (alone) {
+            if (weight_x != 0.0f) *to = x;
+            if (weight_y != 0.0f) to[step] = y;
+        } else {
+            if (weight_x != 0.0f) atomicAdd(to, x);
+            if (weight_y != 0.0f) atomicAdd(to + step, y);
+        }
+    }
+};
+FN struct PairSums pair_sums(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+    float *const from = pair_gradient(head, batch, p);
+    const i64 step = gradient_key_step(p), down = gradient_row_step(p);
+    float *const first = from ? from + query * down + key * step : nullptr;
+    return {{first, first + 8 * step}, down, (p.score_pairs & ALONE_IN_ENTRY) != 0};
+}
+#endif
+#endif
