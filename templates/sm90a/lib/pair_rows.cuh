@@ -1,6 +1,6 @@
-// Entries of the table with an entry for each pair, for the elements of a thread: loads from pointers
-// that are found once per tile. The host has checked that the table has all queries and keys.
-// Needs: gen/score.h.j2, unpack.cuh. Gives: PAIR_ROWS, each_entry, QueryRows, KeyRows; PairSums.
+// Entries of the table with an entry for each pair, for the elements of a thread. Pointers are
+// found once per tile. The host has checked that the table has all queries and keys. Needs:
+// gen/score.h.j2, unpack.cuh. Gives: PAIR_ROWS, each_entry, QueryRows, KeyRows; PairSums.
 
 // With pack_gqa, rows of a tile have different heads.
 #ifndef PACK_GQA
