@@ -321,6 +321,7 @@ class KernelSpec:
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_PAIR_ROWS": self.reads_pair_rows, "ADDS_PAIRS": self.adds_pairs,
+            "WITH_PAIR_TILES": self.copies_pair_tiles,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
             "HAS_ALWAYS_KEPT": self.has_always_kept,
@@ -367,7 +368,8 @@ class KernelSpec:
         """Whether what is added to scores by distance is found by diagonals of a tile (sm_90a)."""
         if self.fp8:  # shifts are relative to a scale without factors
             return False
-        if self.schedule is None or not self.schedule.has_room_for_shifts(self.target):
+        schedule = self.schedule
+        if schedule is None or not schedule.has_room(schedule.shift_bytes, self.target):
             return False
         return (
             (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
@@ -392,6 +394,19 @@ class KernelSpec:
             and self.target.name == "sm_90a" and self.tile.q >= 64 and self.boxes is None
             and self.rows is None and not self.gathered and self.chosen is None
         )  # fmt: skip
+
+    @property
+    def copies_pair_tiles(self) -> bool:
+        """Whether the kernel copies tiles of that table to shared memory if it is in storage
+        precision."""
+        schedule = self.schedule
+        return (
+            self.reads_pair_rows
+            and not self.thresholds
+            and schedule is not None
+            and schedule.pair_bytes > 0
+            and schedule.has_room(schedule.pair_bytes, self.target)
+        )
 
     @property
     def adds_pairs(self) -> bool:

@@ -66,9 +66,15 @@ class Schedule:
         warpgroup's tile (sm_90a)."""
         return 0
 
-    def has_room_for_shifts(self, target: Target) -> bool:
+    @property
+    def pair_bytes(self) -> int:
+        """Shared memory of a tile of a table with an entry for each pair, in storage precision; 0
+        if the kernel has none (sm_90a)."""
+        return 0
+
+    def has_room(self, size: int, target: Target) -> bool:
         """Whether the launches that compute a pass, those of alpha-entmax apart, could have
-        `shift_bytes` more, with as many blocks on a multiprocessor."""
+        `size` bytes more, with as many blocks on a multiprocessor."""
         launches = (launch for _, mode in self.modes for launch in mode.launches)
         used = [
             launch.shared_bytes
@@ -76,7 +82,7 @@ class Schedule:
             if launch.entry in _MAIN and launch.feature is not Feature.entmax
         ]
         most = target.shared_bytes_of(self.min_blocks)
-        return max(used, default=self.shared_bytes) + self.shift_bytes <= most
+        return max(used, default=self.shared_bytes) + size <= most
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ _WIDE = {"int64", "uint32", "uint64"}
 """Integers that may not fit 32 bits."""
 _TENSOR_CORES = ("sm_80", "sm_90a")
 """Targets whose kernels read the table of pairs in storage precision, too."""
-_HALVES, _TWOS, _ALONE = 1, 2, 4
+_HALVES, _TWOS, _EIGHTS, _ALONE = 1, 2, 4, 8
 """Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
 _MOST_CHECKED = 256
 """Calls whose indices were found to stay inside of their tables."""
@@ -356,12 +356,15 @@ class ScoreReader:
     def _pairs(self, view: Array) -> int:
         """The flags that say how kernels read the table with an entry for each pair."""
         halves = view.dtype == self._halves
-        twos = (
-            view.strides[-1:] == (1,) and view.shape[-1] > 1
-            and not any(step % 2 for step in view.strides[:-1])
-            and view.pointer % (4 if halves else 8) == 0
-        )  # fmt: skip
-        return _HALVES * halves + _TWOS * twos
+        if view.strides[-1:] != (1,) or view.shape[-1] == 1:
+            return _HALVES * halves
+        size, outer = (2 if halves else 4), view.strides[:-1]
+
+        def aligned(entries: int) -> bool:
+            even = view.pointer % (entries * size) == 0
+            return even and not any(step % entries for step in outer)
+
+        return _HALVES * halves + _TWOS * aligned(2) + _EIGHTS * (halves and aligned(8))
 
     def _check_indices(
         self, extents: Mapping[str, int], shapes: tuple[tuple[int, ...], ...]

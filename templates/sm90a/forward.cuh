@@ -169,6 +169,24 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
 }
 #endif
 
+#if WITH_PAIR_TILES
+#if PAIR_TILES
+#include "sm90a/lib/gather_copy.cuh"
+
+#include "sm90a/lib/pair_tiles.cuh"
+
+#endif
+// Whether a tile follows that is of the same row.
+FN bool follows(i32 next) { return !(uniform(next) & END) && !(PERSISTENT && next & FIRST); }
+// Starts the copy of the entries that a tile reads, if they are copied.
+FN void lay_pairs(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
+#if PAIR_TILES
+    lay_entries(p, query - (i32)threadIdx.x % 32 / 4, (word & INDEX) * KEY_STEP, row.head,
+                row.batch);
+#endif
+}
+
+#endif
 #include "sm90a/lib/look.cuh"
 
 #include "sm90a/lib/finish.cuh"
@@ -265,6 +283,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     begin_row(long_sum);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
+#if WITH_PAIR_TILES
+    lay_pairs(p, row, query, word);
+#endif
     struct MaskRow kept;  // what the mask policy keeps between tiles
     // The columns that the thread's rows see. Set later, unless the mask policy works early.
     struct Visible seen = look_early(p, row, query, word, kept);
@@ -283,6 +304,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     add_shifts(s, 0, group);
 #endif
     finish_scores(s, p, row, query, word, kept, seen);
+#if WITH_PAIR_TILES
+    if (follows(next)) lay_pairs(p, row, query, next);
+#endif
     raise_tops(s, factors.unit, factors.stale, softmax);
     exponentials(s, 0, factors.unit, softmax);
     exponentials(s, 1, factors.unit, softmax);
@@ -324,6 +348,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             take_q(q, shared, q_place.at, group);
             start(softmax);
             begin_row(kept);
+#if WITH_PAIR_TILES
+            lay_pairs(p, row, query, word);
+#endif
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
@@ -348,6 +375,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         add_shifts(s, stage.at, group);
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
+#if WITH_PAIR_TILES
+        if (follows(next)) lay_pairs(p, row, query, next);
+#endif
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
         if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.gpu
 import maskc as mc  # noqa: E402
 from maskc.runtime import CompiledMask  # noqa: E402
 from tests.support.hopper import GPU, no_waiting  # noqa: E402
+from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED  # noqa: E402
+from tests.support.pair_tables import judged as pairs_judged  # noqa: E402
 from tests.support.scores import FORMULAS  # noqa: E402
 
 if not GPU:
@@ -105,6 +107,22 @@ def judged(out, given, dout, score_mod, live):
         bound = TOLERANCES[dtype] * max(1.0, two.abs().max().item())
         bound = bound + rounded if which == "table" else bound
         assert ((one.double() - two).abs() <= bound).all(), which
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_pairs(kind, dtype):
+    """Tables with an entry for each pair, in several layouts, and tiles with and without an end."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no Hopper GPU")
+    for n_q, n_kv, dim in ((130, 200, 64), (384, 512, 128), (300, 700, 256), (257, 333, 96)):
+        for deterministic in (False, True):
+            pairs_judged(
+                ADDED, mc.causal(), kind, n_q, n_kv, dtype, dim, deterministic, device=DEVICE
+            )
+    for score in (TURNED, CAPPED):
+        if kind == "contiguous":
+            pairs_judged(score, mc.full(), kind, 200, 200, dtype, device=DEVICE)
 
 
 LISTED = {

@@ -6,7 +6,13 @@
 #ifndef PACK_GQA
 #define PACK_GQA 0
 #endif
-#define PAIR_ROWS (WITH_PAIR_ROWS && !PACK_GQA)
+#define PAIR_ROWS !PACK_GQA
+// The kernel copies tiles of the table to shared memory, see pair_tiles.cuh.
+#if WITH_PAIR_TILES
+#define PAIR_TILES (PAIR_ROWS && !WITH_ENTMAX)
+#else
+#define PAIR_TILES 0
+#endif
 
 #if PAIR_ROWS
 // How a tile reads the table. HALF: entries are in storage precision. TWO: two keys at once; all
@@ -40,9 +46,20 @@ FN void by_pair_kind(const struct Attention &p, bool inside, const Work &work) {
     }
 }
 
+#if PAIR_TILES
+FN bool lays_entries(const struct Attention &p);
+template <int N, typename Work>
+FN void each_laid_entry(const Work &work);
+#endif
 // Calls `work` with every element of a thread and its entry, two neighbors one after the other.
 template <int N, typename Where, typename Work>
 FN void each_entry(const struct Attention &p, const Where &where, const Work &work) {
+#if PAIR_TILES
+    if (lays_entries(p)) {
+        each_laid_entry<N>(work);
+        return;
+    }
+#endif
     by_pair_kind(p, where.all_keys_inside(p), [&](auto kind) {
         const auto rows = where.template pair_rows<decltype(kind)>(p);
 #pragma unroll
