@@ -8,7 +8,9 @@ positions: p - k with p = q + n_kv - n_q, so that the last query meets the last 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -81,6 +83,27 @@ def cos(x: Any) -> Any:
 # ------------------------------------------------------------------ formulas
 
 
+_P = ParamSpec("_P")
+_PLAIN = {str, int, float, type(None)}
+
+
+def _once(make: Callable[_P, Score]) -> Callable[_P, Score]:
+    """Trace a formula once for each line of a program that calls `make`, as in a loop."""
+
+    @lru_cache(maxsize=64)
+    def kept(place: object, kinds: object, args: Any, kwargs: tuple[tuple[str, Any], ...]) -> Score:
+        return make(*args, **dict(kwargs))
+
+    @wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> Score:
+        kinds = *map(type, args), *map(type, kwargs.values())
+        if not _PLAIN.issuperset(kinds):
+            return make(*args, **kwargs)
+        return kept(caller(), kinds, args, tuple(kwargs.items()))
+
+    return made
+
+
 def _behind(q: Any, k: Any) -> Any:
     """Return the distance from a query back to a key, in tokens."""
     return q + (n_kv - n_q) - k
@@ -91,6 +114,7 @@ def _positive(what: str, name: str, value: Any) -> None:
         raise NotPositive(what, name, value, at=caller())
 
 
+@_once
 def soft_cap(cap: Any) -> Score:
     """cap * tanh(s / cap): scores stay within -cap .. cap (Gemma 2, Gemma Team, 2024).
 
@@ -108,6 +132,7 @@ def soft_cap(cap: Any) -> Score:
     return score(lambda s: cap * tanh(s / cap))
 
 
+@_once
 def tanh_clip(clip: Any = 10.0) -> Score:
     """clip * tanh(s): logits within -clip .. clip (Bello et al., Neural Combinatorial Optimization,
     2016).
@@ -126,6 +151,7 @@ def tanh_clip(clip: Any = 10.0) -> Score:
     return score(lambda s: clip * tanh(s))
 
 
+@_once
 def alibi(slopes: str = "slopes", *, n_heads: int | None = None) -> Score:
     """s - slope[h] * |p - k| (Press, Smith and Lewis, Train Short, Test Long, 2022).
 
@@ -149,6 +175,7 @@ def alibi(slopes: str = "slopes", *, n_heads: int | None = None) -> Score:
     )
 
 
+@_once
 def bias(name: str = "bias") -> Score:
     """s + bias[b, h, q, k], for a tensor [B, Hq, Nq, Nkv] that broadcasts.
 
@@ -163,6 +190,7 @@ def bias(name: str = "bias") -> Score:
     return score(lambda s, q, k, h, b: s + given[b, h, q, k])
 
 
+@_once
 def relative(name: str = "bias", *, furthest: int) -> Score:
     """s + bias[h, clip(p - k, -furthest, furthest) + furthest] (Shaw, Uszkoreit and Vaswani, 2018,
     with a number in place of a vector).
@@ -197,6 +225,7 @@ def _t5_starts(buckets: int, furthest: int) -> list[int]:
     return [int(np.argmax(bucket_of >= bucket)) for bucket in range(1, int(bucket_of[-1]) + 1)]
 
 
+@_once
 def t5(
     name: str = "bias", *, buckets: int = 32, furthest: int = 128, bidirectional: bool = False
 ) -> Score:
@@ -235,6 +264,7 @@ def t5(
     return score(formula)
 
 
+@_once
 def distance_decay(name: str = "decay") -> Score:
     """s + |p - k| * log(decay[h]): weights fall by a factor per token, as in retention (Sun et al.,
     Retentive Network, 2023).
@@ -249,6 +279,7 @@ def distance_decay(name: str = "decay") -> Score:
     return score(lambda s, q, k, h: s + abs(_behind(q, k)) * log(given[h]))
 
 
+@_once
 def kerple(strength: str = "strength", rate: str = "rate") -> Score:
     """s - strength[h] * log(1 + rate[h] * |p - k|) (Chi et al., KERPLE, 2022).
 
@@ -262,6 +293,7 @@ def kerple(strength: str = "strength", rate: str = "rate") -> Score:
     return score(lambda s, q, k, h: s - first[h] * log(1 + second[h] * abs(_behind(q, k))))
 
 
+@_once
 def swin(window: tuple[int, int], name: str = "bias") -> Score:
     """s + bias[place of k relative to q, h] inside a window (Liu et al., Swin Transformer, 2021).
 
@@ -294,6 +326,7 @@ def swin(window: tuple[int, int], name: str = "bias") -> Score:
     )
 
 
+@_once
 def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
     """s * min(exp(logit_scale[h]), most): cosine attention's temperature (Liu et al., Swin
     Transformer V2, 2022).
@@ -315,6 +348,7 @@ def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
     return score(lambda s, q, k, h: s * exp(minimum(given[h], math.log(most))))
 
 
+@_once
 def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Score:
     """s + sigmoid(gate[b, h, q]) * bias[h, clipped p - k]: a position bias that every query gates
     (Chi et al., XLM-E, 2022).
@@ -341,6 +375,7 @@ def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Scor
     )
 
 
+@_once
 def forget_gate(name: str = "log_forget") -> Score:
     """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): what lies behind is
     forgotten at a rate that the data set (Lin et al., Forgetting Transformer, 2025).

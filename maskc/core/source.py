@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PUBLISHED = os.path.join(_PACKAGE, "patterns", "published") + os.sep
@@ -99,35 +100,52 @@ def raised_at(error: BaseException, file: str) -> SourceLoc | None:
     position = None
     trail = error.__traceback__
     while trail is not None:
-        if _shown(trail.tb_frame) == file:
+        if _relative(trail.tb_frame.f_code.co_filename, _folder()) == file:
             position = _position(trail.tb_frame, trail.tb_lasti, trail.tb_lineno)
         trail = trail.tb_next
     return position
 
 
 def _position(frame: FrameType, instruction: int, lineno: int) -> SourceLoc:
-    positions = frame.f_code.co_positions()
-    for index, (line, end_line, col, end_col) in enumerate(positions):
+    code = frame.f_code
+    return _position_in(code, code.co_filename, _folder(), instruction, lineno)
+
+
+@lru_cache(maxsize=1024)
+def _position_in(
+    code: CodeType, name: str, folder: str, instruction: int, lineno: int
+) -> SourceLoc:
+    """The position of an instruction. Equal code objects may come from files of other names."""
+    shown = _relative(name, folder)
+    for index, (line, end_line, col, end_col) in enumerate(code.co_positions()):
         if index == instruction // 2:
             if line is None or col is None:
                 break
-            last = _chars(frame, line, end_col) + 1 if end_line == line and end_col else 0
-            return SourceLoc(_shown(frame), line, _chars(frame, line, col) + 1, last)
-    return SourceLoc(_shown(frame), lineno, 1)
+            last = _chars(name, line, end_col) + 1 if end_line == line and end_col else 0
+            return SourceLoc(shown, line, _chars(name, line, col) + 1, last)
+    return SourceLoc(shown, lineno, 1)
 
 
-def _chars(frame: FrameType, line: int, column: int) -> int:
+def _chars(name: str, line: int, column: int) -> int:
     """PEP 657 counts UTF-8 bytes; people count characters."""
-    text = linecache.getline(frame.f_code.co_filename, line)
+    text = linecache.getline(name, line)
     return len(text.encode()[:column].decode(errors="ignore")) if text else column
 
 
-def _shown(frame: FrameType) -> str:
-    """The path as the user would type it: relative when it lies below the working directory."""
-    name = frame.f_code.co_filename
+def _folder() -> str:
+    """The folder that paths are shown relative to; empty if the working directory was removed."""
     try:
-        return str(Path(name).relative_to(_base.get() or Path.cwd()))
-    except (ValueError, OSError):  # elsewhere, or the working directory was removed
+        return str(_base.get() or os.getcwd())
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _relative(name: str, folder: str) -> str:
+    """The path as the user would type it: relative when it lies below the folder."""
+    try:
+        return str(Path(name).relative_to(folder)) if folder else name
+    except ValueError:
         return name
 
 

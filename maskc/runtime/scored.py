@@ -68,8 +68,10 @@ _TENSOR_CORES = ("sm_80", "sm_90a")
 """Targets whose kernels read the table of pairs in storage precision, too."""
 _HALVES, _TWOS, _EIGHTS, _ALONE = 1, 2, 4, 8
 """Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
-_MOST_CHECKED = 256
-"""Calls whose indices were found to stay inside of their tables."""
+_MOST_TEMPLATES = 256
+"""Blocks that are kept to be used again."""
+_ALIGNED = 16
+"""Bytes: kernels know how a table is aligned up to these."""
 
 
 class Table(NamedTuple):
@@ -115,7 +117,7 @@ class ScoreReader:
         """The dtype in which kernels read that table, apart from float32."""
         self.by_distance = S.shift(inputs.formula.logit) is not None
         """Whether the formula reads tables by the distance of key and query alone."""
-        self._checked: set[object] = set()
+        self._templates: dict[object, bytes] = {}
         self._read(inputs)
 
     def _read(self, inputs: Inputs) -> None:
@@ -202,17 +204,17 @@ class ScoreReader:
             of_call = _extents(q, k)
             held = self.inputs.held(of_call["b"], of_call["h"], of_call["q"], of_call["k"])
         values = {**self.inputs.defaults, **held, **data}
-        tables = {}
+        tables, here = {}, array_of(q, "q").device
         for name, slot in self._slots.items():
             if name not in values:
                 raise DataMissing(name, f"the score formula reads {self.inputs.text}", at=name)
-            tables[name] = self._table(q, k, name, slot, values[name])
+            tables[name] = self._table(q, k, here, name, slot, values[name])
         return given, tables
 
-    def _table(self, q: Any, k: Any, name: str, slot: Slot, x: Any) -> Table:
+    def _table(self, q: Any, k: Any, here: Device, name: str, slot: Slot, x: Any) -> Table:
         if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
             return Table(x, None, None, _number(name, slot, x))
-        if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
+        if slot.rank == 0 and _is_number_of_host(x) and here != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
         if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
             x = self._narrowed(name, x)
@@ -235,7 +237,6 @@ class ScoreReader:
             raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
         if 0 in view.shape and all(_extents(q, k).values()):
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
-        here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
             return self._moved(q, name, table, view, here)
         if view.device != here:
@@ -319,8 +320,33 @@ class ScoreReader:
         self, extents: Mapping[str, int], tables: Mapping[str, Table],
         gradients: Mapping[str, _Gradient], diagonals: int,
     ) -> bytes:  # fmt: skip
+        views = [table.view for table in tables.values()]
+        key = (
+            *extents.values(),
+            *(
+                table.number if view is None
+                else (view.shape, view.strides, view.dtype, view.pointer % _ALIGNED)
+                for table, view in zip(tables.values(), views, strict=True)
+            ),
+        )  # fmt: skip
+        template = self._templates.get(key)
+        if template is None:
+            template = bytes(self._template(extents, tables))
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[key] = template
+        block = SCORE.from_buffer_copy(template)
+        for number, view in enumerate(views):
+            if view is not None:
+                block.score_table[number] = view.pointer
+        if gradients:
+            self._add_gradients(block, extents, tables, gradients)
+            block.score_diagonals = diagonals
+        return bytes(block)
+
+    def _template(self, extents: Mapping[str, int], tables: Mapping[str, Table]) -> Any:
+        """The block of calls whose tables have the same shapes and strides, without pointers."""
         block = SCORE()
-        block.score_diagonals = diagonals
         shapes: list[tuple[int, ...]] = []
         for number, (name, slot) in enumerate(self._slots.items()):
             view = tables[name].view
@@ -330,7 +356,6 @@ class ScoreReader:
                 block.score_integer[number] = int(given) if slot.integer else 0
                 shapes.append(())
                 continue
-            block.score_table[number] = view.pointer
             missing = (1,) * (slot.rank - len(view.shape))
             shape = missing + view.shape if slot.rank else ()
             steps = (0,) * len(missing) + view.strides
@@ -343,15 +368,25 @@ class ScoreReader:
             if slot == self._pair:
                 block.score_pairs = self._pairs(view)
             shapes.append(shape)
-            gradient = gradients.get(name)
-            if gradient is not None:
-                block.score_gradient[number] = gradient.pointer
-                block.score_sums[number] = gradient.sums[1]
-                block.score_entries[number] = gradient.entries
-                if slot == self._pair and self._alone(name, shape, extents):
-                    block.score_pairs |= _ALONE
         self._check_indices(extents, tuple(shapes))
-        return bytes(block)
+        return block
+
+    def _add_gradients(
+        self,
+        block: Any,
+        extents: Mapping[str, int],
+        tables: Mapping[str, Table],
+        gradients: Mapping[str, _Gradient],
+    ) -> None:
+        for number, (name, slot) in enumerate(self._slots.items()):
+            gradient, view = gradients.get(name), tables[name].view
+            if gradient is None or view is None:
+                continue
+            block.score_gradient[number] = gradient.pointer
+            block.score_sums[number] = gradient.sums[1]
+            block.score_entries[number] = gradient.entries
+            if slot == self._pair and self._alone(name, view.shape, extents):
+                block.score_pairs |= _ALONE
 
     def _pairs(self, view: Array) -> int:
         """The flags that say how kernels read the table with an entry for each pair."""
@@ -375,9 +410,6 @@ class ScoreReader:
         Raises:
             ScoreIndex.
         """
-        key = (tuple(extents.values()), shapes)
-        if key in self._checked:
-            return
         numbers = {slot.name: n for n, slot in enumerate(self.inputs.formula.slots)}
         names = dict(zip(numbers, self.inputs.names, strict=True))
         if all(extents[symbol] for symbol in "qkhb"):
@@ -391,9 +423,6 @@ class ScoreReader:
                         text = S.to_score_text(index_expr)
                         reach = f"{low:.0f} to {high:.0f}"
                         raise ScoreIndex(names[slot], size, axis, text, reach, at=names[slot])
-        if len(self._checked) >= _MOST_CHECKED:
-            self._checked.clear()
-        self._checked.add(key)
 
 
 def _extents(q: Any, k: Any) -> dict[str, int]:

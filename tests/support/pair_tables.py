@@ -56,17 +56,19 @@ def judged(
     out, lse = attn(q, k, v, return_lse=True, bias=bias)
     results = attn.backward(q, k, v, out, lse, dout, bias=bias, deterministic=deterministic)
 
-    exact = [x.double().requires_grad_() for x in (q, k, v, bias)]
+    exact = [x.double().cpu().requires_grad_() for x in (q, k, v, bias)]
     s = exact[0] @ exact[1].repeat_interleave(H // HKV, 1).mT / dim**0.5
-    live = torch.from_numpy(mask.dense(n_q, n_kv)).to(device)
+    live = torch.from_numpy(mask.dense(n_q, n_kv))
     logged = logits(score, s, exact[3])
     x = logged.masked_fill(~live, -1e30)
     right = (torch.softmax(x, -1) * live) @ exact[2].repeat_interleave(H // HKV, 1)
-    slope, *rest = torch.autograd.grad(right, [logged, *exact], dout.double(), retain_graph=True)
+    slope, *rest = torch.autograd.grad(
+        right, [logged, *exact], dout.double().cpu(), retain_graph=True
+    )
     wanted = right, *rest
     slopes = torch.autograd.grad(logged, exact[3], slope.abs())[0]  # where shares may cancel
     scales = *(y.norm() for y in wanted[:-1]), slopes.abs().norm()
     names = ("out", "dq", "dk", "dv", "dbias")
     for name, x, y, size in zip(names, (out, *results), wanted, scales, strict=True):
         assert x.shape == y.shape, name
-        assert (x.double() - y).norm() <= 0.006 * size, name
+        assert (x.double().cpu() - y).norm() <= 0.006 * size, name
