@@ -66,7 +66,9 @@ struct Where {
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
 #if PAIR_ROWS
-    FN bool all_keys_inside(const struct Attention &) const { return false; }
+    FN bool all_columns_inside(const struct Attention &p) const {
+        return query_place - (i32)threadIdx.x % 4 * 2 + QUERIES <= p.n_q;
+    }
     template <typename Kind>
     FN KeyRows<Kind> pair_rows(const struct Attention &p) const {
         return key_rows<Kind>(p, query_place, key_place, place.head, place.batch);
@@ -186,9 +188,6 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
 #else
     const Pairs &slopes = kept.p;
 #endif
-#if ADDS_PAIRS
-    const struct PairSums sums = where.sums(p);
-#endif
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
         if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
@@ -202,13 +201,12 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
             const float2 slope = kept_slopes(kept.slopes, 2 * i + r);
             u.x *= slope.x, u.y *= slope.y;
 #endif
-            if (KEEP_U) u = make_float2(s[at], s[at + 1]);
-#if ADDS_PAIRS
-            if (sums.column[0]) sums.add(at, u.x * a, u.y * b, u.x, u.y);
-#endif
-            ds[2 * i + r] = pack(u.x * a, u.y * b);
+            ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
         }
     }
+#if ADDS_PAIRS
+    add_pairs(where.sums(p), ds, kept.p);
+#endif
 #if HEAD_GRADIENT
     fence_operand(ds);  // one after the other, because registers are short
     where.refresh(p);

@@ -11,7 +11,7 @@
 //     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
 //     i32 head(int i), batch()            query head, sequence
 //     float q_minus_k(p, int i)           query token minus key token, of element i
-//     bool all_keys_inside(p)             PAIR_ROWS: whether all keys of the tile exist
+//     bool all_columns_inside(p)          PAIR_ROWS: whether no column of the tile is past the end
 //     pair_rows<Kind>(p)                  PAIR_ROWS: see pair_rows.cuh
 
 // The includer includes pair_rows.cuh before this file if WITH_PAIR_ROWS. Facts:

@@ -21,9 +21,7 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
         const float x = s[i] * p.scale;
         const i32 q = where.query(p, i), k = where.key(p, i), head = where.head(i);
         const float q_minus_k = where.q_minus_k(p, i);
-        s[i] = where.query_row(i) < p.n_q
-                   ? score_logit_with(entry, x, q, k, q_minus_k, head, where.batch(), p)
-                   : MINUS_INFINITY;
+        s[i] = score_logit_with(entry, x, q, k, q_minus_k, head, where.batch(), p);
 #if HAS_SLOPE
         const float slope =
             score_slope_with(entry, x, q, k, q_minus_k, head, where.batch(), p);
@@ -32,6 +30,11 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
 #endif
     });
     (void)kept_slope;
+    if (!where.all_columns_inside(p)) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (where.query_row(i) >= p.n_q) s[i] = MINUS_INFINITY;
+    }
     near_logits(s);
 #endif
 #endif

@@ -15,33 +15,33 @@
 #endif
 
 #if PAIR_ROWS
-// How a tile reads the table. HALF: entries are in storage precision. TWO: two keys at once; all
-// keys of the tile exist.
-template <bool HALF, bool TWO>
+// How a tile reads the table. HALF: entries are in storage precision. WHOLE: no column of the tile
+// lies past the end, and the entries of two neighboring keys can be loaded at once.
+template <bool HALF, bool WHOLE>
 struct PairKind;
-template <bool TWO_>
-struct PairKind<false, TWO_> {
+template <bool WHOLE_>
+struct PairKind<false, WHOLE_> {
     typedef float Entry;
-    static constexpr bool TWO = TWO_;
+    static constexpr bool WHOLE = WHOLE_;
     FN static float one(const float *from) { return __ldg(from); }
     FN static float2 two(const float *from) { return __ldg((const float2 *)from); }
 };
-template <bool TWO_>
-struct PairKind<true, TWO_> {
+template <bool WHOLE_>
+struct PairKind<true, WHOLE_> {
     typedef unsigned short Entry;
-    static constexpr bool TWO = TWO_;
+    static constexpr bool WHOLE = WHOLE_;
     FN static float one(const Entry *from) { return unpack(__ldg(from)).x; }
     FN static float2 two(const Entry *from) { return unpack(__ldg((const u32 *)from)); }
 };
-// Calls `work` with the kind of the table, given whether all keys of the tile exist.
+// Calls `work` with the kind of the table, given whether all columns of the tile exist.
 template <typename Work>
 FN void by_pair_kind(const struct Attention &p, bool inside, const Work &work) {
-    const bool two = inside && p.score_pairs & TWOS;
+    const bool whole = inside && p.score_pairs & TWOS;
     if (p.score_pairs & HALVES) {
-        if (two) work(PairKind<true, true>());
+        if (whole) work(PairKind<true, true>());
         else work(PairKind<true, false>());
     } else {
-        if (two) work(PairKind<false, true>());
+        if (whole) work(PairKind<false, true>());
         else work(PairKind<false, false>());
     }
 }
@@ -60,7 +60,7 @@ FN void each_entry(const struct Attention &p, const Where &where, const Work &wo
         return;
     }
 #endif
-    by_pair_kind(p, where.all_keys_inside(p), [&](auto kind) {
+    by_pair_kind(p, where.all_columns_inside(p), [&](auto kind) {
         const auto rows = where.template pair_rows<decltype(kind)>(p);
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
@@ -80,7 +80,7 @@ struct QueryRows {
     i32 last;             // the last key, from the first one
     FN float2 two(int i) const {
         const Entry *const from = row[i / 2 % 2];
-        if (Kind::TWO) return Kind::two(from + i / 4 * 8);
+        if (Kind::WHOLE) return Kind::two(from + i / 4 * 8);
         const i32 key = i / 4 * 8;
         return make_float2(Kind::one(from + min_i32(key, last) * step),
                            Kind::one(from + min_i32(key + 1, last) * step));
@@ -99,24 +99,28 @@ FN QueryRows<Kind> query_rows(const struct Attention &p, i32 query, i32 key, i32
 template <typename Kind>
 struct KeyRows {
     typedef typename Kind::Entry Entry;
-    const Entry *column[2];  // at query 0
+    const Entry *column[2];  // at the first query
     i64 step;                // from one query to the next
-    i32 query, last;         // the first query, and the last one
+    i32 last;                // the last query, from the first one
     FN float2 two(int i) const {
         const Entry *const from = column[i / 2 % 2];
-        const i32 own = query + i / 4 * 8;
-        return make_float2(Kind::one(from + min_i32(own, last) * step),
-                           Kind::one(from + min_i32(own + 1, last) * step));
+        const i32 query = i / 4 * 8;
+        if (Kind::WHOLE)
+            return make_float2(Kind::one(from + query * step), Kind::one(from + (query + 1) * step));
+        return make_float2(Kind::one(from + min_i32(query, last) * step),
+                           Kind::one(from + min_i32(query + 1, last) * step));
     }
 };
 template <typename Kind>
 FN KeyRows<Kind> key_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
     typedef typename Kind::Entry Entry;
     const i64 step = pair_key_step(p);
-    const Entry *const from = (const Entry *)pair_table(p) + pair_head(head, batch, p);
+    const i64 down = pair_row_step(p);
+    const Entry *const from =
+        (const Entry *)pair_table(p) + pair_head(head, batch, p) + query * down;
     const i32 last = p.n_kv - 1;
-    return {{from + min_i32(key, last) * step, from + min_i32(key + 8, last) * step},
-            pair_row_step(p), query, p.n_q - 1};
+    return {{from + min_i32(key, last) * step, from + min_i32(key + 8, last) * step}, down,
+            p.n_q - 1 - query};
 }
 
 #if ADDS_PAIRS
@@ -125,16 +129,9 @@ struct PairSums {
     float *column[2];  // at the first query; null if the call does not want them here
     i64 step;          // from one query to the next
     bool alone;
-    // Adds the gradients x and y of elements i and i + 1. Pairs without weight may lie outside.
-    FN void add(int i, float x, float y, float weight_x, float weight_y) const {
-        float *const to = column[i / 2 % 2] + i / 4 * 8 * step;
-        if (alone) {
-            if (weight_x != 0.0f) *to = x;
-            if (weight_y != 0.0f) to[step] = y;
-        } else {
-            if (weight_x != 0.0f) atomicAdd(to, x);
-            if (weight_y != 0.0f) atomicAdd(to + step, y);
-        }
+    FN void add(float *to, float x) const {
+        if (alone) *to = x;
+        else atomicAdd(to, x);
     }
 };
 FN struct PairSums pair_sums(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
@@ -142,6 +139,18 @@ FN struct PairSums pair_sums(const struct Attention &p, i32 query, i32 key, i32 
     const i64 step = gradient_key_step(p), down = gradient_row_step(p);
     float *const first = from ? from + query * down + key * step : nullptr;
     return {{first, first + 8 * step}, down, (p.score_pairs & ALONE_IN_ENTRY) != 0};
+}
+// Adds the gradients of logits, in storage precision. Pairs without weight may lie outside.
+template <int N>
+FN void add_pairs(const struct PairSums &sums, const u32 (&gradients)[N], const u32 (&weights)[N]) {
+    if (!sums.column[0]) return;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float *const to = sums.column[i % 2] + i / 2 * 8 * sums.step;
+        const float2 two = unpack(gradients[i]);
+        if (weights[i] & 0xffff) sums.add(to, two.x);
+        if (weights[i] >> 16) sums.add(to + sums.step, two.y);
+    }
 }
 #endif
 #endif
