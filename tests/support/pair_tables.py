@@ -12,7 +12,10 @@ TURNED = mc.score(lambda s, q, k, h, b: s + BIAS[b, h, q, k] + 0.5 * BIAS[b, h, 
 CAPPED = mc.score(lambda s, q, k, h, b: 4 * mc.scores.tanh((s + BIAS[b, h, q, k]) / 4))
 FACTOR = mc.score(lambda s, q, k, h, b: s * BIAS[b, h, q, k])
 B, H, HKV = 2, 2, 1
-KINDS = ["contiguous", "padded rows", "turned", "shared", "one query", "one key", "off by one"]
+KINDS = (
+    "contiguous", "padded rows", "every other", "turned", "shared", "one query", "one key",
+    "off by one",
+)  # fmt: skip
 
 
 def logits(score, s, bias):
@@ -30,6 +33,7 @@ def table(kind, n_q, n_kv, dtype, device):
     shape = {
         "padded rows": (B, H, n_q, n_kv + 3),
         "off by one": (B, H, n_q, n_kv + 1),
+        "every other": (B, H, n_q, 2 * n_kv),
         "turned": (B, H, n_kv, n_q),
         "shared": (1, 1, n_q, n_kv),
         "one query": (B, H, 1, n_kv),
@@ -38,12 +42,18 @@ def table(kind, n_q, n_kv, dtype, device):
     x = torch.randn(shape, generator=made).to(device, dtype)
     if kind == "turned":
         return x.mT
-    return x[..., 1:] if kind == "off by one" else x[..., :n_kv] if kind == "padded rows" else x
+    parts = {
+        "off by one": slice(1, None),
+        "padded rows": slice(n_kv),
+        "every other": slice(None, None, 2),
+    }
+    return x[..., parts.get(kind, slice(None))]
 
 
 def judged(
-    score, mask, kind, n_q, n_kv, dtype=torch.float32, dim=64, deterministic=False, device="cpu"
-):
+    score, mask, kind, n_q, n_kv, dtype=torch.float32, dim=64, deterministic=False, device="cpu",
+    attn=None,
+):  # fmt: skip
     """Compare both passes with the definition."""
     made = torch.Generator().manual_seed(3)
 
@@ -52,7 +62,7 @@ def judged(
 
     q, dout, k, v = tensor(H, n_q), tensor(H, n_q), tensor(HKV, n_kv), tensor(HKV, n_kv)
     bias = table(kind, n_q, n_kv, dtype, device)
-    attn = mask.compile(dim, dtype="bfloat16", target="sm_90a", score=score)
+    attn = attn or mask.compile(dim, dtype="bfloat16", target="sm_90a", score=score)
     out, lse = attn(q, k, v, return_lse=True, bias=bias)
     results = attn.backward(q, k, v, out, lse, dout, bias=bias, deterministic=deterministic)
 

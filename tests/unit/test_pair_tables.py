@@ -5,6 +5,11 @@ The emulator runs them; the definition is PyTorch's operators in float64, gradie
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +17,13 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc.core import expr as E  # noqa: E402
 from maskc.core import score as S  # noqa: E402
+from maskc.core.abi import SCORE  # noqa: E402
+from maskc.core.attention_call import DEFAULTS, AttentionCall  # noqa: E402
+from maskc.core.bundle import PERSISTENT  # noqa: E402
+from maskc.core.cost import Cost  # noqa: E402
 from maskc.core.problem import Direction  # noqa: E402
+from maskc.core.tensors import HOST, Array  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.pair_tables import (  # noqa: E402
@@ -25,6 +36,8 @@ from tests.support.pair_tables import (  # noqa: E402
     judged,
 )
 from tests.support.thorough import more  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +84,103 @@ def test_head_dimensions(dim):
 def test_float16_tables_of_other_kernels():
     """A dtype that is not the kernels' is converted."""
     judged(ADDED, mc.causal(), "contiguous", 130, 130, torch.float16)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("form", ["", "small"])
+def test_persistent_blocks(form):
+    """A block goes on to the next row, whose entries it cannot copy ahead."""
+    made = mc.causal().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+    units = tuple(
+        replace(u, costs=(Cost(PERSISTENT, 1, 0, 0),)) if PERSISTENT in dict(u.modes) else u
+        for u in made.bundle.units
+        if not u.directions or u.target != "sm_90a" or u.form == form
+    )
+    bundle = replace(made.bundle, units=units)
+    attn = CompiledMask(bundle, "sm_90a", held=made.held, inputs=ADDED.inputs)
+    judged(ADDED, mc.causal(), "contiguous", 200, 328, torch.bfloat16, attn=attn)
+    assert any(mode == PERSISTENT for _, mode, _ in attn.all_reports)
+
+
+HALVES, TWOS, EIGHTS = 1, 2, 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pointer", "shape", "strides", "flags"),
+    [
+        ("float32", 64, (4, 8, 64), (512, 64, 1), TWOS),
+        ("float32", 68, (4, 8, 64), (512, 64, 1), 0),
+        ("float32", 64, (4, 8, 63), (504, 63, 1), 0),
+        ("float32", 64, (4, 8, 32), (512, 64, 2), 0),
+        ("float32", 64, (4, 8, 1), (8, 2, 1), 0),
+        ("bfloat16", 64, (4, 8, 64), (512, 64, 1), HALVES | TWOS | EIGHTS),
+        ("bfloat16", 72, (4, 8, 64), (512, 64, 1), HALVES | TWOS),
+        ("bfloat16", 64, (4, 8, 60), (480, 60, 1), HALVES | TWOS),
+        ("bfloat16", 66, (4, 8, 64), (512, 64, 1), HALVES),
+        ("bfloat16", 64, (4, 8, 63), (504, 63, 1), HALVES),
+        ("bfloat16", 64, (1, 8, 64), (0, 64, 1), HALVES | TWOS | EIGHTS),
+    ],
+)
+def test_loads_fit_the_layout(dtype, pointer, shape, strides, flags):
+    """Loads of several entries are aligned in every row."""
+    attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+    assert attn._score._pairs(Array(pointer, shape, strides, dtype, HOST)) == flags
+
+
+@pytest.mark.usefixtures("device")
+def test_a_later_call_has_another_alignment():
+    """The same shapes and strides, but rows that begin elsewhere."""
+    attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+    x, room = torch.randn(1, 2, 64, 64).bfloat16(), torch.randn(2 * 64 * 64 + 8).bfloat16()
+    seen = []
+    for start in (0, 4, 1, 0):
+        bias = room[start : start + 2 * 64 * 64].view(2, 64, 64)
+        out = attn(x, x, x, bias=bias)
+        call = AttentionCall(x, x, x, DEFAULTS, {"bias": bias})
+        seen.append(SCORE.from_buffer_copy(attn._score.opened(call).block).score_pairs)
+        s = x.double() @ x.double().mT / 8 + bias.double()
+        right = torch.softmax(s, -1) @ x.double()
+        assert (out.double() - right).norm() <= 0.006 * right.norm()
+    assert seen == [HALVES | TWOS | EIGHTS, HALVES | TWOS, HALVES, HALVES | TWOS | EIGHTS]
+
+
+_AT_THE_END = """
+import ctypes, mmap, sys, pytest, torch
+import maskc as mc
+from maskc.testing.emulator import machine
+from tests.support.pair_tables import ADDED
+
+patch = pytest.MonkeyPatch()
+machine.install(patch)
+page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+for n_q, n_kv in ((130, 200), (70, 133), (192, 128)):
+    for dtype in (torch.float32, torch.bfloat16):
+        size = 2 * n_q * n_kv * dtype.itemsize
+        whole = -(-size // page) * page
+        room = mmap.mmap(-1, whole + page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        view = torch.frombuffer(room, dtype=torch.uint8)[whole - size : whole]
+        bias = view.view(dtype).view(1, 2, n_q, n_kv)
+        bias.copy_(torch.randn(bias.shape))
+        assert libc.mprotect(ctypes.c_void_p(start + whole), page, 0) == 0
+        q, k = torch.randn(1, 2, n_q, 64).bfloat16(), torch.randn(1, 2, n_kv, 64).bfloat16()
+        attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+        out, lse = attn(q, k, k, return_lse=True, bias=bias)
+        attn.backward(q, k, k, out, lse, out, bias=bias)
+        assert torch.isfinite(out).all()
+print("fine", flush=True)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.usefixtures("device")
+def test_nothing_is_read_past_the_table():
+    """The page behind the table cannot be read."""
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_THE_END], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
 def test_sources_name_the_table():
