@@ -107,16 +107,29 @@ def raised_at(error: BaseException, file: str) -> SourceLoc | None:
 
 
 def _position(frame: FrameType, instruction: int, lineno: int) -> SourceLoc:
-    code = frame.f_code
-    return _position_in(code, code.co_filename, _folder(), instruction, lineno)
+    return _position_in(_Code(frame.f_code), _folder(), instruction, lineno)
+
+
+class _Code:
+    """A code object, compared by identity: equal ones may come from files of other names, and those
+    of torch.compile may hold constants without a hash."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Code) and self.code is other.code
 
 
 @lru_cache(maxsize=1024)
-def _position_in(
-    code: CodeType, name: str, folder: str, instruction: int, lineno: int
-) -> SourceLoc:
-    """The position of an instruction. Equal code objects may come from files of other names."""
-    shown = _relative(name, folder)
+def _position_in(key: _Code, folder: str, instruction: int, lineno: int) -> SourceLoc:
+    code = key.code
+    name, shown = code.co_filename, _relative(code.co_filename, folder)
     for index, (line, end_line, col, end_col) in enumerate(code.co_positions()):
         if index == instruction // 2:
             if line is None or col is None:

@@ -237,14 +237,14 @@ def _pair_text(
     read = S.pair_read(formula.logit)
     if read is None:
         return None
-    once = [other.slot for other in S.reads(formula.logit)].count(read.slot) == 1
+    of_slot = [x for x in E.walk(formula.logit) if isinstance(x, S.Read) and x.slot == read.slot]
     return PairText(
         numbers[read.slot],
         tuple(map(printer, read.index[:-2])),
         _return(printer(formula.logit)),
         tuple(_lines(printer, slope.shared)),
         _return(printer(slope.results[0])),
-        once and read in S.added(formula.logit),
+        len(of_slot) == 1 and read in S.added(formula.logit),
     )
 
 

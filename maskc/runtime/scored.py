@@ -218,15 +218,14 @@ class ScoreReader:
             return Table(x, None, None, _number(name, slot, x.item()))
         if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
             x = self._narrowed(name, x)
-        halves = self._halves if slot == self._pair and _dtype(x) == self._halves else ""
-        if halves and torch_of(x) is not None:
-            x = x.detach()
-        table = library(x if halves else _converted(name, x, slot.integer), name)
+        # Captured arrays of NumPy are copied to the device as words of four bytes.
+        as_is = slot == self._pair and _dtype(x) == self._halves and torch_of(x) is not None
+        table = library(x.detach() if as_is else _converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(table)]
         if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(table, name)
-        wanted = "int32" if slot.integer else halves or "float32"
+        wanted = "int32" if slot.integer else self._halves if as_is else "float32"
         text = self.inputs.text
         if view.dtype != wanted:
             raise ScoreTable(name, f"of {view.dtype}", wanted, text, at=name)
@@ -324,9 +323,8 @@ class ScoreReader:
         key = (
             *extents.values(),
             *(
-                table.number if view is None
-                else (view.shape, view.strides, view.dtype, view.pointer % _ALIGNED)
-                for table, view in zip(tables.values(), views, strict=True)
+                view and (view.shape, view.strides, view.dtype, view.pointer % _ALIGNED)
+                for view in views
             ),
         )  # fmt: skip
         template = self._templates.get(key)
@@ -336,24 +334,28 @@ class ScoreReader:
                 self._templates.clear()
             self._templates[key] = template
         block = SCORE.from_buffer_copy(template)
-        for number, view in enumerate(views):
-            if view is not None:
-                block.score_table[number] = view.pointer
+        for number, (table, slot) in enumerate(
+            zip(tables.values(), self._slots.values(), strict=True)
+        ):
+            if table.view is not None:
+                block.score_table[number] = table.view.pointer
+            elif slot.integer:
+                block.score_integer[number] = int(table.number)
+            else:
+                block.score_number[number] = table.number
         if gradients:
             self._add_gradients(block, extents, tables, gradients)
             block.score_diagonals = diagonals
         return bytes(block)
 
     def _template(self, extents: Mapping[str, int], tables: Mapping[str, Table]) -> Any:
-        """The block of calls whose tables have the same shapes and strides, without pointers."""
+        """The block of calls whose tables have the same shapes and strides, without pointers and
+        numbers."""
         block = SCORE()
         shapes: list[tuple[int, ...]] = []
         for number, (name, slot) in enumerate(self._slots.items()):
             view = tables[name].view
             if view is None:
-                given = tables[name].number
-                block.score_number[number] = 0.0 if slot.integer else given
-                block.score_integer[number] = int(given) if slot.integer else 0
                 shapes.append(())
                 continue
             missing = (1,) * (slot.rank - len(view.shape))

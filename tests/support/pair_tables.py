@@ -9,6 +9,7 @@ import maskc as mc
 BIAS = mc.table("bias")
 ADDED = mc.score(lambda s, q, k, h, b: s + BIAS[b, h, q, k])
 TURNED = mc.score(lambda s, q, k, h, b: s + BIAS[b, h, q, k] + 0.5 * BIAS[b, h, k, q])
+TWICE = mc.score(lambda s, q, k, h, b: s + BIAS[b, h, q, k] + mc.scores.tanh(BIAS[b, h, q, k]))
 CAPPED = mc.score(lambda s, q, k, h, b: 4 * mc.scores.tanh((s + BIAS[b, h, q, k]) / 4))
 FACTOR = mc.score(lambda s, q, k, h, b: s * BIAS[b, h, q, k])
 B, H, HKV = 2, 2, 1
@@ -24,6 +25,8 @@ def logits(score, s, bias):
         return s + bias + 0.5 * bias.mT
     if score is CAPPED:
         return 4 * torch.tanh((s + bias) / 4)
+    if score is TWICE:
+        return s + bias + torch.tanh(bias)
     return s * bias if score is FACTOR else s + bias
 
 

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -33,6 +34,7 @@ from tests.support.pair_tables import (  # noqa: E402
     FACTOR,
     KINDS,
     TURNED,
+    TWICE,
     judged,
 )
 from tests.support.thorough import more  # noqa: E402
@@ -67,7 +69,9 @@ def test_the_same_sums():
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("score", [TURNED, CAPPED, FACTOR], ids=["turned", "capped", "factor"])
+@pytest.mark.parametrize(
+    "score", [TURNED, TWICE, CAPPED, FACTOR], ids=["turned", "twice", "capped", "factor"]
+)
 def test_other_formulas(score):
     """A table that is read twice, and formulas that bend what they add to."""
     n = 150
@@ -100,6 +104,56 @@ def test_persistent_blocks(form):
     attn = CompiledMask(bundle, "sm_90a", held=made.held, inputs=ADDED.inputs)
     judged(ADDED, mc.causal(), "contiguous", 200, 328, torch.bfloat16, attn=attn)
     assert any(mode == PERSISTENT for _, mode, _ in attn.all_reports)
+
+
+@pytest.mark.usefixtures("device")
+def test_small_gradients_in_float16():
+    """Gradients of pairs below 2^-24 add up to those of entries."""
+    made = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn((1, 1, 130, 64), generator=made).half() for _ in range(4))
+    bias, dout = torch.randn((130, 130), generator=made), dout * 1e-5
+    attn = mc.full().compile(64, dtype="float16", target="sm_90a", score=ADDED)
+    out, lse = attn(q, k, v, return_lse=True, bias=bias)
+    dbias = attn.backward(q, k, v, out, lse, dout, bias=bias)[-1]
+    exact = bias.double().requires_grad_()
+    weights = torch.softmax(q.double() @ k.double().mT / 8 + exact, -1)
+    (right,) = torch.autograd.grad(weights @ v.double(), exact, dout.double())
+    assert (dbias.double() - right).norm() <= 1e-3 * right.norm()
+
+
+@pytest.mark.usefixtures("device")
+def test_captured_arrays_of_numpy():
+    """An odd number of entries of two bytes cannot be copied as words of four."""
+    n = 71
+    table = np.random.default_rng(0).standard_normal((n, n)).astype(np.float16)
+    score = mc.score(lambda s, q, k: s + table[q, k])
+    x = torch.randn(1, 2, n, 64).half()
+    out = mc.full().compile(64, dtype="float16", target="sm_90a", score=score)(x, x, x)
+    s = x.double() @ x.double().mT / 8 + torch.from_numpy(table).double()
+    right = torch.softmax(s, -1) @ x.double()
+    assert (out.double() - right).norm() <= 0.002 * right.norm()
+
+
+@pytest.mark.usefixtures("device")
+def test_gradients_need_one_library():
+    """A table of torch that requires grad, where q is no tensor of torch."""
+    attn = mc.full().compile(64, dtype="float16", target="sm_90a", score=ADDED)
+    x = np.zeros((1, 1, 9, 64), np.float16)
+    for dtype in (torch.float16, torch.float32):
+        with pytest.raises(mc.MaskcError, match="MC411"):
+            attn(x, x, x, bias=torch.zeros(9, 9, dtype=dtype, requires_grad=True))
+
+
+@pytest.mark.usefixtures("device")
+def test_numbers_differ_by_their_sign():
+    """1 / p tells 0.0 from -0.0; arguments of calls with equal numbers are kept."""
+    p = mc.param("p", 0.5)
+    score = mc.score(lambda s, q, k: s + mc.scores.where(1.0 / p > 0, 0.0, 1.0 * k))
+    attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=score)
+    x = torch.randn(1, 1, 9, 64).bfloat16()
+    plus, minus = attn(x, x, x, p=0.0), attn(x, x, x, p=-0.0)
+    assert not torch.equal(plus, minus)
+    assert torch.equal(plus, attn(x, x, x, p=0.0))
 
 
 HALVES, TWOS, EIGHTS = 1, 2, 4
@@ -190,7 +244,8 @@ def test_sources_name_the_table():
         bundle = mc.causal().compile(64, dtype="bfloat16", target="sm_90a", score=score).bundle
         return [u.source for u in bundle.choice("sm_90a", direction) if u.tile.q >= 64]
 
-    for score, adds in ((ADDED, True), (TURNED, False), (CAPPED, False), (FACTOR, False)):
+    others = ((score, False) for score in (TURNED, TWICE, CAPPED, FACTOR))
+    for score, adds in ((ADDED, True), *others):
         for text in texts(score, Direction.backward):
             assert ("define ADDS_PAIRS 1" in text) == adds
         assert all("define WITH_PAIR_ROWS 1" in x for x in texts(score, Direction.forward))

@@ -188,6 +188,9 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
 #else
     const Pairs &slopes = kept.p;
 #endif
+#if ADDS_PAIRS
+    const struct PairSums sums = where.sums(p);
+#endif
 #pragma unroll
     for (int i = 0; i < QUERIES / 8; i++) {
         if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
@@ -201,11 +204,17 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
             const float2 slope = kept_slopes(kept.slopes, 2 * i + r);
             u.x *= slope.x, u.y *= slope.y;
 #endif
+#if ADDS_PAIRS
+            if (!BFLOAT16) {  // in fp16, small numbers would become 0
+                const float2 own = KEEP_U ? make_float2(s[at], s[at + 1]) : u;
+                add_two(sums, 2 * i + r, make_float2(own.x * a, own.y * b), kept.p[2 * i + r]);
+            }
+#endif
             ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
         }
     }
 #if ADDS_PAIRS
-    add_pairs(where.sums(p), ds, kept.p);
+    if (BFLOAT16) add_pairs(where.sums(p), ds, kept.p);
 #endif
 #if HEAD_GRADIENT
     fence_operand(ds);  // one after the other, because registers are short

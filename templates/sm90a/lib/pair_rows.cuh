@@ -140,17 +140,19 @@ FN struct PairSums pair_sums(const struct Attention &p, i32 query, i32 key, i32 
     float *const first = from ? from + query * down + key * step : nullptr;
     return {{first, first + 8 * step}, down, (p.score_pairs & ALONE_IN_ENTRY) != 0};
 }
-// Adds the gradients of logits, in storage precision. Pairs without weight may lie outside.
+// Adds the gradients of elements 2 i and 2 i + 1. Pairs without weight may lie outside.
+FN void add_two(const struct PairSums &sums, int i, float2 two, u32 weights) {
+    if (!sums.column[0]) return;
+    float *const to = sums.column[i % 2] + i / 2 * 8 * sums.step;
+    if (weights & 0xffff) sums.add(to, two.x);
+    if (weights >> 16) sums.add(to + sums.step, two.y);
+}
+// Adds gradients in storage precision, which need fewer registers than those in fp32.
 template <int N>
 FN void add_pairs(const struct PairSums &sums, const u32 (&gradients)[N], const u32 (&weights)[N]) {
     if (!sums.column[0]) return;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        float *const to = sums.column[i % 2] + i / 2 * 8 * sums.step;
-        const float2 two = unpack(gradients[i]);
-        if (weights[i] & 0xffff) sums.add(to, two.x);
-        if (weights[i] >> 16) sums.add(to + sums.step, two.y);
-    }
+    for (int i = 0; i < N; i++) add_two(sums, i, unpack(gradients[i]), weights[i]);
 }
 #endif
 #endif
