@@ -326,7 +326,7 @@ class ScoreReader:
                 view and (view.shape, view.strides, view.dtype, view.pointer % _ALIGNED)
                 for view in views
             ),
-        )  # fmt: skip
+        )
         template = self._templates.get(key)
         if template is None:
             template = bytes(self._template(extents, tables))

@@ -14,9 +14,15 @@ CAPPED = mc.score(lambda s, q, k, h, b: 4 * mc.scores.tanh((s + BIAS[b, h, q, k]
 FACTOR = mc.score(lambda s, q, k, h, b: s * BIAS[b, h, q, k])
 B, H, HKV = 2, 2, 1
 KINDS = (
-    "contiguous", "padded rows", "every other", "turned", "shared", "one query", "one key",
+    "contiguous",
+    "padded rows",
+    "every other",
+    "turned",
+    "shared",
+    "one query",
+    "one key",
     "off by one",
-)  # fmt: skip
+)
 
 
 def logits(score, s, bias):
@@ -54,9 +60,17 @@ def table(kind, n_q, n_kv, dtype, device):
 
 
 def judged(
-    score, mask, kind, n_q, n_kv, dtype=torch.float32, dim=64, deterministic=False, device="cpu",
+    score,
+    mask,
+    kind,
+    n_q,
+    n_kv,
+    dtype=torch.float32,
+    dim=64,
+    deterministic=False,
+    device="cpu",
     attn=None,
-):  # fmt: skip
+):
     """Compare both passes with the definition."""
     made = torch.Generator().manual_seed(3)
 

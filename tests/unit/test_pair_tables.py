@@ -183,7 +183,7 @@ def test_loads_fit_the_layout(dtype, pointer, shape, strides, flags):
 
 @pytest.mark.usefixtures("device")
 def test_a_later_call_has_another_alignment():
-    """The same shapes and strides, but rows that begin elsewhere."""
+    """Rows begin elsewhere, with equal shapes and strides."""
     attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
     x, room = torch.randn(1, 2, 64, 64).bfloat16(), torch.randn(2 * 64 * 64 + 8).bfloat16()
     seen = []
@@ -261,8 +261,14 @@ def test_pair_read():
 
     for index in ((E.Q, E.K), (E.H, E.Q, E.K), (S.B, E.H, E.Q, E.K), (E.H, S.B, E.Q, E.K)):
         assert S.pair_read(read(index)) == S.Read("t", index)
-    for index in ((E.K, E.Q), (E.Q,), (E.H, E.K), (E.Q, E.Q, E.K), (E.H, E.H, E.Q, E.K),
-                  (E.Q, E.add(E.K, E.const(1)))):  # fmt: skip
+    for index in (
+        (E.K, E.Q),
+        (E.Q,),
+        (E.H, E.K),
+        (E.Q, E.Q, E.K),
+        (E.H, E.H, E.Q, E.K),
+        (E.Q, E.add(E.K, E.const(1))),
+    ):
         assert S.pair_read(read(index)) is None
 
 

@@ -106,7 +106,8 @@ struct KeyRows {
         const Entry *const from = column[i / 2 % 2];
         const i32 query = i / 4 * 8;
         if (Kind::WHOLE)
-            return make_float2(Kind::one(from + query * step), Kind::one(from + (query + 1) * step));
+            return make_float2(Kind::one(from + query * step),
+                               Kind::one(from + (query + 1) * step));
         return make_float2(Kind::one(from + min_i32(query, last) * step),
                            Kind::one(from + min_i32(query + 1, last) * step));
     }
