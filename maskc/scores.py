@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from maskc.core.data import check_name
-from maskc.core.errors import NotPositive
+from maskc.core.errors import NotAboveZero, NotPositive
 from maskc.core.source import caller
 from maskc.dsl.parameters import n_kv, n_q
 from maskc.dsl.score_tracer import Score, score, table
@@ -114,6 +114,11 @@ def _positive(what: str, name: str, value: Any) -> None:
         raise NotPositive(what, name, value, at=caller())
 
 
+def _above_zero(what: str, name: str, value: Any) -> None:
+    if not value > 0:
+        raise NotAboveZero(what, name, value, at=caller())
+
+
 @_once
 def soft_cap(cap: Any) -> Score:
     """cap * tanh(s / cap): scores stay within -cap .. cap (Gemma 2, Gemma Team, 2024).
@@ -125,10 +130,10 @@ def soft_cap(cap: Any) -> Score:
         The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
-        NotPositive: a number that is not above 0 (MC102).
+        NotAboveZero: a number that is not above 0 (MC136).
     """
     if isinstance(cap, (int, float)):
-        _positive("soft_cap", "cap", cap)
+        _above_zero("soft_cap", "cap", cap)
     return score(lambda s: cap * tanh(s / cap))
 
 
@@ -144,10 +149,10 @@ def tanh_clip(clip: Any = 10.0) -> Score:
         The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
-        NotPositive: a number that is not above 0 (MC102).
+        NotAboveZero: a number that is not above 0 (MC136).
     """
     if isinstance(clip, (int, float)):
-        _positive("tanh_clip", "clip", clip)
+        _above_zero("tanh_clip", "clip", clip)
     return score(lambda s: clip * tanh(s))
 
 
@@ -341,9 +346,9 @@ def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
         The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
-        NotPositive: `most` is not above 0 (MC102).
+        NotAboveZero: `most` is not above 0 (MC136).
     """
-    _positive("cosine", "most", most)
+    _above_zero("cosine", "most", most)
     given = table(name)
     return score(lambda s, q, k, h: s * exp(minimum(given[h], math.log(most))))
 

@@ -121,8 +121,14 @@ def test_last_queries_meet_last_keys():
 
 def test_numbers_are_checked():
     for make in (
-        lambda: mc.scores.soft_cap(0), lambda: mc.scores.t5(buckets=1),
-        lambda: mc.scores.swin((0, 4)), lambda: mc.scores.relative(furthest=0),
+        lambda: mc.scores.t5(buckets=1), lambda: mc.scores.swin((0, 4)),
+        lambda: mc.scores.relative(furthest=0),
     ):  # fmt: skip
         with pytest.raises(mc.MaskcError, match="MC102"):
+            make()
+    for make in (
+        lambda: mc.scores.soft_cap(0), lambda: mc.scores.tanh_clip(-1.0),
+        lambda: mc.scores.cosine(most=0.0),
+    ):  # fmt: skip
+        with pytest.raises(mc.MaskcError, match="MC136"):
             make()

@@ -21,6 +21,14 @@ class NotPositive(MaskcError):
     hint = "strides, block sizes and counts of levels start at 1"
 
 
+class NotAboveZero(MaskcError):
+    """A cap or a bound of logits is not above 0."""
+
+    code = "MC136"
+    message = "{0}: {1} must be above 0, found {2}"
+    hint = "logits stay between -{1} and {1}; write for example 30.0"
+
+
 class NotAnInteger(MaskcError):
     """A count of the mask language is neither an integer nor a formula in lengths."""
 
