@@ -153,7 +153,7 @@ struct Where {
     }
     FN i32 head(int) const { return row.head; }
     FN i32 batch() const { return row.batch; }
-#if PAIR_ROWS
+#if WITH_PAIR_ROWS
     FN bool all_columns_inside(const struct Attention &p) const {
         return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
     }

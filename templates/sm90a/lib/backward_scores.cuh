@@ -65,7 +65,7 @@ struct Where {
     FN i32 query_row(int i) const { return query_at(query_place + i / 4 * 8 + i % 2); }
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
-#if PAIR_ROWS
+#if WITH_PAIR_ROWS
     FN bool all_columns_inside(const struct Attention &p) const {
         return query_place - (i32)threadIdx.x % 4 * 2 + QUERIES <= p.n_q;
     }

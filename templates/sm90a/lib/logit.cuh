@@ -35,9 +35,6 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
     return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
 }
 #endif
-#ifndef PAIR_ROWS
-#define PAIR_ROWS 0
-#endif
 #if WITH_SHIFTS  // the source can add a distance term along diagonals
 #ifndef PACK_GQA
 #define PACK_GQA 0
@@ -87,9 +84,10 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
                                 where.q_minus_k(p, i), where.head(i), where.batch(), p);
     });
     near_logits(s);
+    return;
 #endif
 #endif
-#if BENT && !PAIR_ROWS
+#if BENT
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
     cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));

@@ -36,11 +36,12 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
             if (where.query_row(i) >= p.n_q) s[i] = MINUS_INFINITY;
     }
     near_logits(s);
+    return;
 #endif
 #endif
-#if (CAPPED || !BENT) && !PAIR_ROWS
+#if CAPPED || !BENT
     bend(s, p, where);
-#elif !PAIR_ROWS
+#else
     where.refresh(p);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {

@@ -115,8 +115,7 @@ struct KeyRows {
 template <typename Kind>
 FN KeyRows<Kind> key_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
     typedef typename Kind::Entry Entry;
-    const i64 step = pair_key_step(p);
-    const i64 down = pair_row_step(p);
+    const i64 step = pair_key_step(p), down = pair_row_step(p);
     const Entry *const from =
         (const Entry *)pair_table(p) + pair_head(head, batch, p) + query * down;
     const i32 last = p.n_kv - 1;
