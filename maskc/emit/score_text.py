@@ -225,18 +225,18 @@ def score_text(
         params, at, by_score.results[0] != S.Number(1.0), far, fast,
         _return(f"near_logit({added})" if far else added) if added else "",
         (_return(printer(cap[0])), _return(printer(cap[1]))) if cap else None,
-        _pair_text(formula, ScoreCPrinter(at, fast, S.pair_read(formula.logit)), by_score, numbers)
-        if fast else None,
+        _pair_text(formula, at, by_score, numbers) if fast else None,
     )  # fmt: skip
 
 
 def _pair_text(
-    formula: S.Formula, printer: ScoreCPrinter, slope: Slopes, numbers: dict[str, int]
+    formula: S.Formula, at: str, slope: Slopes, numbers: dict[str, int]
 ) -> PairText | None:
-    """The table with an entry for each pair; `printer` prints this entry as `pair`."""
+    """The table with an entry for each pair; None if there is none."""
     read = S.pair_read(formula.logit)
     if read is None:
         return None
+    printer = ScoreCPrinter(at, True, read)
     of_slot = [x for x in E.walk(formula.logit) if isinstance(x, S.Read) and x.slot == read.slot]
     return PairText(
         numbers[read.slot],

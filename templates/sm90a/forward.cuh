@@ -158,7 +158,7 @@ struct Where {
         return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
     }
     template <typename Kind>
-    FN QueryRows<Kind> pair_rows(const struct Attention &p) const {
+    FN auto pair_rows(const struct Attention &p) const {
         return query_rows<Kind>(p, query_place, key_place, row.head, row.batch);
     }
 #endif

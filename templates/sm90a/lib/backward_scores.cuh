@@ -70,7 +70,7 @@ struct Where {
         return query_place - (i32)threadIdx.x % 4 * 2 + QUERIES <= p.n_q;
     }
     template <typename Kind>
-    FN KeyRows<Kind> pair_rows(const struct Attention &p) const {
+    FN auto pair_rows(const struct Attention &p) const {
         return key_rows<Kind>(p, query_place, key_place, place.head, place.batch);
     }
 #endif

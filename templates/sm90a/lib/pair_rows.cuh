@@ -1,6 +1,7 @@
 // Entries of the table with an entry for each pair, for the elements of a thread. Pointers are
 // found once per tile. The host has checked that the table has all queries and keys. Needs:
-// gen/score.h.j2, unpack.cuh. Gives: PAIR_ROWS, each_entry, QueryRows, KeyRows; PairSums.
+// gen/score.h.j2, unpack.cuh. Gives: PAIR_ROWS, each_entry, query_rows, key_rows;
+// PairSums, add_two, add_pairs.
 
 // With pack_gqa, rows of a tile have different heads.
 #ifndef PACK_GQA
@@ -71,49 +72,38 @@ FN void each_entry(const struct Attention &p, const Where &where, const Work &wo
     });
 }
 
-// Rows are queries: elements 4 i + 2 r + e of a thread belong to query 8 r and key 8 i + e.
-template <typename Kind>
-struct QueryRows {
+// Two lines of the table: elements 4 i + 2 r + e of a thread are in line r, 8 i + e steps behind
+// its start. NEIGHBORS: a step goes to the next key.
+template <typename Kind, bool NEIGHBORS>
+struct Lines {
     typedef typename Kind::Entry Entry;
-    const Entry *row[2];  // at the thread's first key
-    i64 step;             // from one key to the next
-    i32 last;             // the last key, from the first one
+    const Entry *start[2];
+    i64 step;
+    i32 last;  // steps to the last entry
+    FN float one(const Entry *from, i32 steps) const {
+        return Kind::one(from + (Kind::WHOLE ? steps : min_i32(steps, last)) * step);
+    }
     FN float2 two(int i) const {
-        const Entry *const from = row[i / 2 % 2];
-        if (Kind::WHOLE) return Kind::two(from + i / 4 * 8);
-        const i32 key = i / 4 * 8;
-        return make_float2(Kind::one(from + min_i32(key, last) * step),
-                           Kind::one(from + min_i32(key + 1, last) * step));
+        const Entry *const from = start[i / 2 % 2];
+        const i32 steps = i / 4 * 8;
+        if (Kind::WHOLE && NEIGHBORS) return Kind::two(from + steps);
+        return make_float2(one(from, steps), one(from, steps + 1));
     }
 };
+// Rows are queries: lines are queries `query` and `query` + 8, from a key on.
 template <typename Kind>
-FN QueryRows<Kind> query_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+FN Lines<Kind, true> query_rows(const struct Attention &p, i32 query, i32 key, i32 head,
+                                i32 batch) {
     typedef typename Kind::Entry Entry;
     const i64 step = pair_key_step(p), down = pair_row_step(p);
     const Entry *const from = (const Entry *)pair_table(p) + pair_head(head, batch, p) + key * step;
     return {{from + min_i32(query, p.n_q - 1) * down, from + min_i32(query + 8, p.n_q - 1) * down},
             step, p.n_kv - 1 - key};
 }
-
-// Rows are keys: elements 4 i + 2 r + e belong to key 8 r and query 8 i + e.
+// Rows are keys: lines are keys `key` and `key` + 8, from a query on.
 template <typename Kind>
-struct KeyRows {
-    typedef typename Kind::Entry Entry;
-    const Entry *column[2];  // at the first query
-    i64 step;                // from one query to the next
-    i32 last;                // the last query, from the first one
-    FN float2 two(int i) const {
-        const Entry *const from = column[i / 2 % 2];
-        const i32 query = i / 4 * 8;
-        if (Kind::WHOLE)
-            return make_float2(Kind::one(from + query * step),
-                               Kind::one(from + (query + 1) * step));
-        return make_float2(Kind::one(from + min_i32(query, last) * step),
-                           Kind::one(from + min_i32(query + 1, last) * step));
-    }
-};
-template <typename Kind>
-FN KeyRows<Kind> key_rows(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+FN Lines<Kind, false> key_rows(const struct Attention &p, i32 query, i32 key, i32 head,
+                               i32 batch) {
     typedef typename Kind::Entry Entry;
     const i64 step = pair_key_step(p), down = pair_row_step(p);
     const Entry *const from =
