@@ -49,10 +49,11 @@ _CHECKED = 2
 
 def rivals(case: Case) -> dict[str, Call]:
     """Calls that take q, k, v and the bias."""
+    import torch._functorch.config as functorch
     from torch.nn.attention.flex_attention import flex_attention
 
     # Without donated buffers a backward pass can be timed again and again.
-    torch._functorch.config.donated_buffer = False
+    functorch.donated_buffer = False
     flex = torch.compile(flex_attention)
 
     def sdpa(backend: SDPBackend) -> Call:

@@ -48,7 +48,8 @@ class Target:
     loads_pages: bool = False
     """Whether its kernels load keys and values from pages of pools."""
     unequal: tuple[tuple[int, int], ...] = ()
-    """Widths of q and k, and of v, that forward kernels support in addition to `head_dims`."""
+    """Widths of q and k, and of v, that the forward kernels of the default form support in addition
+    to `head_dims`."""
 
     @property
     def suffix(self) -> str:
@@ -78,20 +79,23 @@ class Target:
             raise UnknownTarget(name, ", ".join(TARGETS), at="target")
         return TARGETS[name]
 
-    def padded(self, problem: Problem) -> Problem:
-        """Return the problem that kernels compute: head dimensions become the next supported width.
+    def padded(
+        self, problem: Problem, direction: Direction = Direction.forward, form: str = ""
+    ) -> Problem:
+        """Return the problem that kernels of a pass and form compute: head dimensions become the
+        narrowest widths that they support.
 
         Tensors stay as they are: copies fill the rest of each row with zeros in shared memory, and
         what is stored ends where rows in memory end. A problem without such a width comes back.
         """
         dims = (problem.head_dim, problem.head_dim_v)
-        if problem.dtype is DType.float8_e4m3fn:
+        if problem.dtype is DType.float8_e4m3fn or min(dims) < 1 or any(x % PIECE for x in dims):
             return problem
-        widths = (*((dim, dim) for dim in self.head_dims), *self.unequal)
+        widths = [(dim, dim) for dim in self.head_dims]
+        if (direction, form) == (Direction.forward, ""):
+            widths.extend(self.unequal)
         wide_enough = (width for width in widths if width[0] >= dims[0] and width[1] >= dims[1])
-        of_qk, of_v = next(wide_enough, (0, 0))
-        if not of_qk or min(dims) < 1 or any(dim % PIECE for dim in dims):
-            return problem
+        of_qk, of_v = min(wide_enough, key=sum, default=dims)
         return replace(problem, head_dim=of_qk, head_dim_v=of_v)
 
     def pads(self, problem: Problem) -> bool:
@@ -120,9 +124,9 @@ class Target:
         """The passes that it has kernels for; none where it lacks all."""
         if self.lacks(problem):
             return ()
-        padded = self.padded(problem)
-        unequal = (padded.head_dim, padded.head_dim_v) in self.unequal
-        return (Direction.forward,) if unequal else self.directions
+        padded = self.padded(problem, Direction.backward)
+        equal = not self.head_dims or padded.head_dim in self.head_dims
+        return self.directions if equal else (Direction.forward,)
 
     def shared_bytes_of(self, blocks: int) -> int:
         """Shared memory that each of so many blocks on a multiprocessor has at most, in bytes."""
@@ -146,8 +150,8 @@ class Target:
     def lacks_choice(self, problem: Problem, chosen: int) -> bool:
         """Whether its kernels cannot choose `chosen` keys together at run time for these rows:
         where blocks are chosen rows are never padded, and none are longer than NARROW."""
-        padded = chosen > 1 and self.pads(problem)
         dims = problem.head_dim, problem.head_dim_v
+        padded = chosen > 1 and (self.pads(problem) or dims[0] != dims[1])
         return bool(self.head_dims and chosen and (padded or max(dims) > NARROW))
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
@@ -224,8 +228,9 @@ TARGETS: dict[str, Target] = {
             loads_pages=True,
         ),
         Target(
-            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,
+            "sm_90a", "sm90a", "cuda", _HALF, (32, 64, 96, 128, 192, 256), _BOTH, 227 * 1024,
             least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256), loads_pages=True,
+            unequal=((192, 128),),
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

@@ -33,7 +33,7 @@ from maskc.verify.timing import Timed, take_turns
 
 TARGET = "sm_90a"
 """The target that has several programs for a pass, so that a cost model chooses."""
-HEAD_DIMS = (64, 96, 128)
+HEAD_DIMS = (32, 64, 96, 128)
 """Head dimensions with more than one source; others have no choice to make."""
 _ROUNDS, _SECONDS = 10, 0.04
 """Rounds of the timing, and seconds for one program in all rounds."""

@@ -75,11 +75,11 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
     )
 
 
-def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
+def why_padded(problem: Problem, padded: Problem) -> tuple[str, ...]:
     """Explain to which widths rows are padded, if they are."""
-    if not target.pads(problem):
+    if padded == problem:
         return ()
-    wide = target.padded(problem).head_dim
+    wide = padded.head_dim
     return (
         f"rows are filled up to {wide} elements with zeros in shared memory; no copies are made",
     )

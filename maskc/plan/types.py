@@ -187,7 +187,7 @@ class KernelPlan:
     @property
     def padded(self) -> Problem:
         """The problem with head dimensions as the kernel computes them."""
-        return self.target.padded(self.problem)
+        return self.target.padded(self.problem, self.direction, self.form)
 
     @property
     def of_data(self) -> tuple[DataIntervals | None, DataIntervals | None]:

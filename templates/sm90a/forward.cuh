@@ -53,9 +53,9 @@ struct alignas(16) Row {
 struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
-    unsigned char v[STAGES][K_BYTES];
+    unsigned char v[STAGES][V_STAGE];
 #if LONG_SUMS
-    float4 sums[GROUPS][HEAD_DIM / 8][128];
+    float4 sums[GROUPS][HEAD_DIM_V / 8][128];
 #endif
 #if LIST_BYTES
 #if WITH_ENTMAX
@@ -413,7 +413,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         last = stage;
         stage.next();
         k_tile = k_tiles + stage.at * (K_BYTES >> 4);
-        v_tile = v_tiles + last.at * (K_BYTES >> 4);
+        v_tile = v_tiles + last.at * (V_STAGE >> 4);
         if (PV_WAIT < 2) exponentials(s, 0, factors.unit, softmax);
         exponentials(s, 1, factors.unit, softmax);
         drop(s, stay);

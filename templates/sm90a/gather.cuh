@@ -38,7 +38,7 @@ constexpr int BEHIND = STAGES > 2 ? 3 : 2;
 struct Shared {
     unsigned char q[Q_BYTES];
     unsigned char k[STAGES][K_BYTES];
-    unsigned char v[STAGES][K_BYTES];
+    unsigned char v[STAGES][V_STAGE];
     u64 q_full, q_free;
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
 };
@@ -131,7 +131,7 @@ FN void begin_scores(Scores &s, u64 q, u64 k) {
     fence_operand(s);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
+    for (int i = 0; i < QK_STEPS; i++)
         multiply_qk(s, q + column_step(i, Q_SLAB), k + column_step(i, K_SLAB), i > 0);
     products_commit();
 }
@@ -223,7 +223,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             bool raised = true;
             if (tile > 0) {
                 wait(shared.v_full[last.at], last.phase);
-                begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
+                begin_output(o, weights, v_tiles + last.at * (V_STAGE >> 4));
                 scheduler_barrier_arrive(group);
                 products_wait<1>();
             } else {
@@ -261,7 +261,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
         }
         if (count > 0) {
             wait(shared.v_full[last.at], last.phase);
-            begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
+            begin_output(o, weights, v_tiles + last.at * (V_STAGE >> 4));
             products_wait<0>();
             fence_operand(o);
             if (leader) arrive(shared.v_free[last.at]);

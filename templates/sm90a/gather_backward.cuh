@@ -240,7 +240,7 @@ FN void begin_scores(Scores &s, u64 rows, u64 keys) {
     fence_operand(s);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
+    for (int i = 0; i < QK_STEPS; i++)
         multiply_scores(s, rows + column_step(i, Q_SLAB), keys + column_step(i, K_SLAB), i > 0);
     products_commit();
 }

@@ -118,6 +118,7 @@ def sm80_backward_schedule(problem: Problem) -> Sm80Schedule:
 
 
 _NARROW = {
+    32: _Form(3, (176, 80), 2),
     64: _Form(3, (176, 80), 2),
     96: _Form(2, (176, 80), 2),
     128: _Form(3, (176, 80), 2),
@@ -126,6 +127,7 @@ _NARROW = {
 }
 """The schedules of each head dimension, with 64 heads a tile."""
 _WIDE = {
+    32: _Form(4, (216, 72)),
     64: _Form(4, (216, 72)),
     96: _Form(4, (216, 72)),
     128: _Form(4, (216, 72)),
@@ -167,6 +169,7 @@ def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
 
 
 _BACKWARD = {
+    32: _Form(4, (240, 80)),
     64: _Form(4, (240, 80)),
     96: _Form(3, (240, 80)),
     128: _Form(3, (240, 80)),

@@ -60,6 +60,7 @@ costs registers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.dtypes import DType
@@ -142,19 +143,23 @@ class _Form:
 
 
 _FORMS = {
+    32: _Form(3, 128, 4, (160, 32), keep_q=True, pv_wait=1),
     64: _Form(3, 128, 4, (160, 32), pv_wait=1),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
     256: _Form(2, 64, 2, (240, 24)),
 }
-"""The forms of each head dimension."""
+"""The forms of each head dimension, if rows of v are as wide as rows of q and k."""
+_UNEQUAL_FORMS = {(192, 128): _Form(2, 128, 2, (240, 24), pv_wait=1)}
+"""The forms of each pair of head dimensions, of q and k, and of v."""
 
 _PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
-"""The form at head dimension 64 if the score formula reads a table with an entry for each pair:
+"""The form at head dimensions up to 64 if the score formula reads a table with an entry for each pair:
 three warpgroups leave too few registers for the entries. Pair bias for each sequence at 2k, bf16
 (an H200): 0.178 ms with three."""
 _SMALL_FORMS = {
+    32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
     128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
@@ -178,10 +183,15 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass."""
     if problem.dtype is DType.float8_e4m3fn:
         return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
-    usual = _FORMS[problem.head_dim]
-    if problem.head_dim == 64 and problem.score and pair_read(problem.score.logit):
+    usual = _form(problem)
+    if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
         usual = _PAIR_FORM
     return _schedule(problem, _asked(problem, usual) if problem.names_tile else usual)
+
+
+def _form(problem: Problem) -> _Form:
+    dims = problem.head_dim, problem.head_dim_v
+    return _UNEQUAL_FORMS.get(dims) or _FORMS[problem.head_dim]
 
 
 _ROWS = {2: (240, 24), 3: (160, 32)}
@@ -207,7 +217,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
     tile = problem.tile or TileShape(64 * usual.warpgroups, usual.keys)
     groups, dim, most = tile.q // 64, problem.head_dim, TARGETS["sm_90a"].shared_memory
     registers, refused = _ROWS[groups], limits(problem).refused
-    needed = dim // 2 + tile.k // 2 + tile.k // 4 + _SPARE_REGISTERS
+    needed = problem.head_dim_v // 2 + tile.k // 2 + tile.k // 4 + _SPARE_REGISTERS
     if needed > registers[0]:
         why = f"at head_dim {dim} a thread needs about {needed} registers and has {registers[0]}"
         raise refused(problem, why)
@@ -217,7 +227,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
         pv_wait=usual.pv_wait if alike else 1 if groups > 2 else 2,
         stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
     )  # fmt: skip
-    while (room := _shared(tile, -(-dim // SLAB), form.stages, 1)) > most:
+    while (room := _shared(tile, _slabs(problem), form.stages, 1)) > most:
         if problem.stages or form.stages == 2:
             have = f"{room / 1024:g} KiB of shared memory, of {most / 1024:g} that there are"
             raise refused(problem, f"at head_dim {dim} {form.stages} stages need {have}")
@@ -227,7 +237,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
 
 def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
     """Schedules of a forward pass over boxes of a grid: the usual one, then with fewer keys."""
-    usual = _FORMS[problem.head_dim]
+    usual = _form(problem)
     sizes = (usual.keys, *(keys for keys in _GRID_KEYS if keys < usual.keys))
     stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
     forms = (replace(usual, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
@@ -241,14 +251,13 @@ def small_schedule(problem: Problem) -> ForwardSchedule:
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     dim, keys, warpgroups = problem.head_dim, form.keys, form.warpgroups
-    tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
+    tile, slabs = TileShape(64 * warpgroups, keys), _slabs(problem)
     threads = 128 * (warpgroups + 1)
     fp8 = problem.dtype is DType.float8_e4m3fn
-    across = -(-slabs // 2) if fp8 else slabs
     sums = 4 * tile.q * dim if fp8 and dim <= 128 else 0
-    room = {q: _shared(tile, slabs, form.stages, q, across) + sums for q in (1, 2)}
+    room = {q: _shared(tile, slabs, form.stages, q) + sums for q in (1, 2)}
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
-    values = 2 * SLAB * slabs * form.stages * keys
+    values = 2 * SLAB * -(-problem.head_dim_v // SLAB) * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 else 0
     usual = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
@@ -271,13 +280,13 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         shared_bytes=room[1],
         warpgroups=warpgroups,
         registers=form.registers,
-        slabs=slabs,
+        slabs=slabs.q,
         keep_q=form.keep_q,
         pv_wait=form.pv_wait,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
-            Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
+            Product("multiply_pv", problem.head_dim_v, from_registers=True, b_along_tokens=1),
         ),
         modes=tuple(modes),
         maps=(
@@ -294,7 +303,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             resident=form.blocks,
         ),
         sum_tiles=SUM_KEYS // keys if sums else 0,
-        row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
+        row_floats=problem.head_dim_v
+        + 2,  # out, the level of its sums and the sum of its exponentials
         list_bytes=lists,
     )
 
@@ -325,6 +335,7 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
 # ------------------------------------------------------------------ keys chosen by their scores
 
 _CHOOSE_FORMS = {
+    32: _Form(2, 128, 4, (240, 24), keep_q=True),
     64: _Form(2, 128, 4, (240, 24), keep_q=True),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
@@ -378,13 +389,22 @@ def _mode(grid: Grid, threads: int, shared: int, blocks: int, macro: str) -> Mod
     return Mode((main, merge), macro)
 
 
-def _shared(
-    tile: TileShape, slabs: int, stages: int, q_tiles: int, across: int | None = None
-) -> int:
-    """Bytes of struct Shared: tiles of q, whose place out takes, of k and v, and the control part.
+class _Slabs(NamedTuple):
+    """Slabs of a tile of each tensor. Out is stored through the tile of q."""
 
-    Args:
-        across: slabs of k and v, if not as many.
-    """
-    of_keys = 2 * stages * tile.k * (slabs if across is None else across)
-    return 2 * SLAB * (slabs * q_tiles * tile.q + of_keys) + _CONTROL_BYTES
+    q: int
+    k: int
+    v: int
+
+
+def _slabs(problem: Problem) -> _Slabs:
+    of_qk, of_v = -(-problem.head_dim // SLAB), -(-problem.head_dim_v // SLAB)
+    if problem.dtype is DType.float8_e4m3fn:  # elements of one byte, except in out
+        return _Slabs(of_qk, -(-of_qk // 2), -(-of_qk // 2))
+    return _Slabs(of_qk, of_qk, of_v)
+
+
+def _shared(tile: TileShape, slabs: _Slabs, stages: int, q_tiles: int) -> int:
+    """Bytes of struct Shared: tiles of q, k and v, and the control part."""
+    of_keys = stages * tile.k * (slabs.k + slabs.v)
+    return 2 * SLAB * (slabs.q * q_tiles * tile.q + of_keys) + _CONTROL_BYTES

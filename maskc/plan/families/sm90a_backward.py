@@ -182,6 +182,7 @@ class BackwardSchedule(Schedule):
 
 
 _TILES = {
+    32: TileShape(128, 128),
     64: TileShape(128, 128),
     96: TileShape(64, 128),
     128: TileShape(64, 128),
@@ -277,7 +278,7 @@ def _schedule(
         staged=staged,
         parts=parts,
         score_queries=queries,
-        products=_products(dim, queries, parts, SLAB if shares > 1 else dim),
+        products=_products(dim, queries, parts, min(SLAB, dim) if shares > 1 else dim),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),

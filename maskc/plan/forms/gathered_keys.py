@@ -121,7 +121,9 @@ def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> Kernel
     plans = []
     family = family_of(target)
     for direction, form in family.gathered:
-        schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
+        schedule = family.schedule(
+            target.padded(problem, direction, form), heads.masks, direction, form
+        )
         mask = mask_for(ir, facts, schedule.tile)
         plans.append(KernelPlan(
             problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,

@@ -45,7 +45,8 @@ def plan_tiles(
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
     family = family_of(target)
-    schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
+    padded = target.padded(problem, direction, form)
+    schedule = family.schedule(padded, heads.masks, direction, form)
     masks = masks_for(heads, schedule.tile)
     if not family.tables or len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
@@ -65,7 +66,7 @@ def plan_tiles(
     return KernelPlan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
-            schedule.reason, *_why_tile(problem, direction), *why_padded(problem, target),
+            schedule.reason, *_why_tile(problem, direction), *why_padded(problem, padded),
             why_lists(masks, use_ranges), *map(why_layout, masks),
             why_partial(masks, distances, runs[0] if target.language == "cuda" else 1, data),
         ), distances, runs, direction, form, by_query=by_query, by_key=by_key,

@@ -22,7 +22,8 @@
 #define THRESHOLDS 0
 #endif
 #if BULK_SHARES
-constexpr int DQ_PIECES = 8;  // pieces of eight columns in a share of a tile of dq
+// Pieces of eight columns in a share of a tile of dq.
+constexpr int DQ_PIECES = HEAD_DIM < 64 ? HEAD_DIM / 8 : 8;
 #else
 constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
 #endif

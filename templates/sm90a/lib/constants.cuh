@@ -22,10 +22,12 @@ constexpr int PV_WAIT =
 
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_TILES = PERSISTENT ? 2 : 1;
-constexpr int STEPS = HEAD_DIM / 16;  // k-steps along a row of out
+constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // in tiles of v and out
+constexpr int OUT_STEPS = HEAD_DIM_V / 16;  // pairs of pieces of eight columns in a row of out
 constexpr int OWN = TILE_K / 4;  // columns of a tile that a thread holds in each of its two rows
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
 constexpr u32 Q_BYTES = SLABS * Q_SLAB;  // q and out use the same shared memory
+static_assert(HEAD_DIM_V <= HEAD_DIM, "out fits where q was");
 
 #if WITH_FP8
 #include "sm90a/lib/operands_bytes.cuh"

@@ -106,7 +106,7 @@ FN void copy_item(struct Shared &shared, const struct Attention &p, const struct
                 shared.next[c.k_stage.at] = word;
                 unsigned char *const tile = shared.k[c.k_stage.at];
                 if (BY_PRODUCTS && now == LISTED)
-                    load_tile<TILE_K>(tile, maps.v, shared.k_full[c.k_stage.at], first_k, v);
+                    load_value_rows(tile, maps.v, shared.k_full[c.k_stage.at], first_k, v);
                 else
                     load_tile<TILE_K>(tile, maps.k, shared.k_full[c.k_stage.at], first_k, k);
                 c.k_stage.next();
@@ -114,8 +114,8 @@ FN void copy_item(struct Shared &shared, const struct Attention &p, const struct
             if (now == START && i + 1 == first) copy_q(shared, p, maps, work, c);
             if (now == VALUES && !next_pass) {
                 wait(shared.v_free[c.v_stage.at], c.v_stage.phase ^ 1);
-                load_tile<TILE_K>(shared.v[c.v_stage.at], maps.v, shared.v_full[c.v_stage.at],
-                                  first_k, v);
+                load_value_rows(shared.v[c.v_stage.at], maps.v, shared.v_full[c.v_stage.at],
+                                first_k, v);
                 c.v_stage.next();
             }
         }

@@ -82,7 +82,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct 
 FN void begin_values(Output &o, Weights &weights, struct Shared &shared, const struct Rows &w) {
     const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
     wait(shared.v_full[w.v_stage.at], w.v_stage.phase);
-    begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
+    begin_output(o, weights, v_tiles + w.v_stage.at * (V_STAGE >> 4));
 }
 FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct Rows &w) {
     products_wait<0>();

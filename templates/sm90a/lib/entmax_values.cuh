@@ -5,8 +5,8 @@
 // global memory. A quad owns two rows and takes four keys of each per iteration. Each thread
 // computes the weight of one key, and all four read a quarter of each value row: 16 bytes of every
 // 64.
-constexpr int PIECES = HEAD_DIM / 32;  // 16-byte pieces of a thread
-constexpr int FETCHED = HEAD_DIM > 128 ? 1 : HEAD_DIM > 64 ? 2 : 4;  // keys of a row per iteration
+constexpr int PIECES = HEAD_DIM_V / 32;  // 16-byte pieces of a thread
+constexpr int FETCHED = HEAD_DIM_V > 128 ? 1 : HEAD_DIM_V > 64 ? 2 : 4;  // keys of a row per iteration
 
 // The lists of the four threads of a quad, concatenated.
 struct Joined {
@@ -52,7 +52,7 @@ FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
 // Adds four keys of each row. The thread contributes one of them: its weight, and where its values
 // lie.
 FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
-#pragma unroll (HEAD_DIM > 192 ? 1 : 4)  // unroll as far as registers allow
+#pragma unroll (HEAD_DIM_V > 192 ? 1 : 4)  // unroll as far as registers allow
     for (int first = 0; first < 4; first += FETCHED) {
         float weight[FETCHED][2];
         uint4 x[FETCHED][2][PIECES];

@@ -98,7 +98,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     if (DROPS) scale[1] = __fmul_rn(scale[1], kept_scale(p));
     if (p.accumulates) join_rows(o, scale, share, row, query, p);
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
+    for (int i = 0; i < OUT_STEPS; i++) {
         const float *const x = o + 8 * i;
         store_matrices(warp_rows(tile, group, i), pack(x[0] * scale[0], x[1] * scale[0]),
                        pack(x[2] * scale[1], x[3] * scale[1]),
@@ -110,7 +110,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     if (threadIdx.x % 128 == 0) {
         const i32 first = 64 * group;
 #pragma unroll
-        for (int i = 0; i < SLABS; i++)
+        for (int i = 0; i < SLABS_V; i++)
             store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
                       query_point(row.tile * TILE_Q + first), row.head, row.batch);
         commit_stores();
@@ -127,12 +127,12 @@ FN void store_empty(const struct Attention &p) {
         if (work.count > 0 || work.tile < 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q;
-        for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
-            const i32 token = query_at(first + i / (HEAD_DIM / 8));
+        for (i32 i = thread; i < TILE_Q * (HEAD_DIM_V / 8); i += 128 * GROUPS) {
+            const i32 token = query_at(first + i / (HEAD_DIM_V / 8));
             if (token >= p.n_q) continue;
-            if (PADDED && i % (HEAD_DIM / 8) >= PIECES_V) continue;
+            if (PADDED && i % (HEAD_DIM_V / 8) >= PIECES_V) continue;
             const i64 place = row_offset(p.out_stride, at, token);
-            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] = make_uint4(0, 0, 0, 0);
         }
         for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
             const i32 token = query_at(first + i);

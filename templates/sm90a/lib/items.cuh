@@ -22,12 +22,12 @@ struct Slice {
 FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
     return {stride[1] ? head : 0, stride[0] ? batch : 0};
 }
-template <int ROWS>
+template <int ROWS, int COUNT = OPERAND_SLABS>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
                   struct Slice from) {
-    arrive_expecting(full, OPERAND_SLABS * ROWS * 128);
+    arrive_expecting(full, COUNT * ROWS * 128);
 #pragma unroll
-    for (int i = 0; i < OPERAND_SLABS; i++)
+    for (int i = 0; i < COUNT; i++)
         load_box(shared_address(tile) + i * ROWS * 128, map, full, SLAB_COLUMNS * i, at, from.head,
                  from.batch);
 }

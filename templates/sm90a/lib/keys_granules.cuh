@@ -26,36 +26,42 @@ struct ValueMap {
 
 // Loads `rows` keys from `key` on, which share a page, as one box; zeros past the end of the
 // sequence.
+template <int COUNT>
 FN void load_run(unsigned char *tile, const TensorMap &map, u64 &full, i32 row, i32 key,
                  const Keys &from) {
     const i32 *const entry = from.p.pages + from.entry + (u32)key / PAGE_SIZE;
     const i32 page = key < from.count ? __ldg(entry) : -1;
 #pragma unroll
-    for (int i = 0; i < OPERAND_SLABS; i++)
+    for (int i = 0; i < COUNT; i++)
         load_box(shared_address(tile) + i * TILE_K * 128 + row * 128, map, full,
                  SLAB_COLUMNS * i, (u32)key % PAGE_SIZE, from.head, page);
 }
-FN void load_keys(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
-                  const Keys &from) {
-    arrive_expecting(full, OPERAND_SLABS * TILE_K * 128);
+template <int COUNT>
+FN void load_granules(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
+                      const Keys &from) {
+    arrive_expecting(full, COUNT * TILE_K * 128);
 #pragma unroll 1
     for (int i = 0; i < GRANULES; i++)
-        load_run(tile, map, full, i * GRANULE, first + i * GRANULE, from);
+        load_run<COUNT>(tile, map, full, i * GRANULE, first + i * GRANULE, from);
+}
+FN void load_keys(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
+                  const Keys &from) {
+    load_granules<OPERAND_SLABS>(tile, map, full, first, from);
 }
 FN void load_value_rows(unsigned char *tile, const ValueMap &map, u64 &full, const Point &first,
                         const Keys &from) {
     const i32 behind = from.count - first;  // keys from the first of the tile to the end
     if (GRANULE == 1 || behind >= TILE_K || behind % GRANULE == 0) {
-        load_keys(tile, map.granule, full, first, from);
+        load_granules<VALUE_SLABS>(tile, map.granule, full, first, from);
         return;
     }
-    arrive_expecting(full, OPERAND_SLABS * TILE_K * 128);
+    arrive_expecting(full, VALUE_SLABS * TILE_K * 128);
 #pragma unroll 1
     for (int i = 0; i < TILE_K;) {
         const bool last = i < behind && behind < i + GRANULE;
-        if (!last) load_run(tile, map.granule, full, i, first + i, from);
+        if (!last) load_run<VALUE_SLABS>(tile, map.granule, full, i, first + i, from);
 #pragma unroll 1
         for (int end = i + GRANULE; i < end; i++)
-            if (last) load_run(tile, map.row, full, i, first + i, from);
+            if (last) load_run<VALUE_SLABS>(tile, map.row, full, i, first + i, from);
     }
 }

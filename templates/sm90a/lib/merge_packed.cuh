@@ -7,10 +7,10 @@
 // record their item.
 FN i32 part_rows(const struct Attention &p) { return p.n_q + p.n_q % 2; }
 FN float *part_at(const struct Attention &p, i32 part) {
-    return p.delta + (i64)part * (part_rows(p) * (HEAD_DIM + 2));
+    return p.delta + (i64)part * (part_rows(p) * (HEAD_DIM_V + 2));
 }
 FN float2 *sums_of(const struct Attention &p, float *part) {
-    return (float2 *)(part + part_rows(p) * HEAD_DIM);
+    return (float2 *)(part + part_rows(p) * HEAD_DIM_V);
 }
 
 FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
@@ -23,15 +23,15 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
         const i32 row = first + lane / 4 + 8 * r;
         const float total = quad_sum(sum[r]);
         if (row >= p.n_q) continue;
-        float2 *const output = (float2 *)(to + row * HEAD_DIM) + lane % 4;
+        float2 *const output = (float2 *)(to + row * HEAD_DIM_V) + lane % 4;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i++)
+        for (int i = 0; i < HEAD_DIM_V / 8; i++)
             output[4 * i] = make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
         if (lane % 4 == 0) sums_of(p, to)[row] = make_float2(__fmul_rn(top[r], unit), total);
     }
 }
 
-constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
+constexpr int FOURS = HEAD_DIM_V / 4, OWN_FOURS = (FOURS + 31) / 32;
 constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
 // The weights of a row's parts, two of each lane, and of an earlier result; the factor of their
@@ -73,9 +73,9 @@ FN struct PartWeights part_weights(const struct Attention &p, const struct Place
 template <int TOGETHER>
 FN void merge_rows(const struct Attention &p, const struct Work &work) {
     const struct Place at = place_of(work.head, p.heads_q);
-    const i32 lane = threadIdx.x % 32, step = part_rows(p) * (HEAD_DIM + 2);
+    const i32 lane = threadIdx.x % 32, step = part_rows(p) * (HEAD_DIM_V + 2);
     const float *const parts = part_at(p, work.first);
-    const float *const sums = parts + part_rows(p) * HEAD_DIM;
+    const float *const sums = parts + part_rows(p) * HEAD_DIM_V;
 #pragma unroll 1
     for (i32 first = threadIdx.x % 128 / 32; first < p.n_q; first += 4 * TOGETHER) {
         float2 sum[TOGETHER][MOST_PARTS / 32];
@@ -106,7 +106,7 @@ FN void merge_rows(const struct Attention &p, const struct Work &work) {
                 for (int r = 0; r < TOGETHER; r++) {
                     const float share = __shfl_sync(0xffffffff, weights[r].own[i], j);
                     const i32 row = min_i32(first + 4 * r, p.n_q - 1);
-                    const float4 *const from = (const float4 *)(part + row * HEAD_DIM);
+                    const float4 *const from = (const float4 *)(part + row * HEAD_DIM_V);
 #pragma unroll
                     for (int c = 0; c < OWN_FOURS; c++) {
                         if (FOURS % 32 && lane + 32 * c >= FOURS) continue;
@@ -145,7 +145,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
     if (p.n_q <= 4)
         merge_rows<1>(p, work);
     else
-        merge_rows<HEAD_DIM <= 128 ? 4 : 2>(p, work);
+        merge_rows<HEAD_DIM_V <= 128 ? 4 : 2>(p, work);
 }
 
 // Counts a stored part. The last warpgroup to store a part of a row merges them and resets the

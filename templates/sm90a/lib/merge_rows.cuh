@@ -4,20 +4,20 @@
 // An item of a split row stores a part as fp32 at p.delta instead of results. For each warpgroup:
 // its accumulators, four numbers of every thread at a time, then for each query the level of its
 // exponentials (times log2(e)) and their sum.
-constexpr i32 PART_FLOATS = TILE_Q * (HEAD_DIM + 2);
+constexpr i32 PART_FLOATS = TILE_Q * (HEAD_DIM_V + 2);
 
 FN float *part_at(const struct Attention &p, i32 part) { return p.delta + (i64)part * PART_FLOATS; }
 FN float4 *output_of(float *part, i32 group) {
-    return (float4 *)part + group * (HEAD_DIM / 8 * 128);
+    return (float4 *)part + group * (HEAD_DIM_V / 8 * 128);
 }
-FN float2 *sums_of(float *part) { return (float2 *)(part + TILE_Q * HEAD_DIM); }
+FN float2 *sums_of(float *part) { return (float2 *)(part + TILE_Q * HEAD_DIM_V); }
 
 FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
                    float *part, i32 group) {
     const i32 thread = threadIdx.x % 128;
     float4 *const output = output_of(part, group) + thread;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++)
+    for (int i = 0; i < HEAD_DIM_V / 8; i++)
         output[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
     float2 *const sums = sums_of(part) + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -30,8 +30,8 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 // Merge launch: a block has 16 queries of a row, which one warp computed. Each of its warps merges
 // a quarter of the columns. Parts are added in key order, then the sink, so that the result is
 // deterministic.
-constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM / 32;  // pieces of eight columns
-constexpr int PARTS_AT_ONCE = HEAD_DIM > 128 ? 2 : 4;
+constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM_V / 32;  // pieces of eight columns
+constexpr int PARTS_AT_ONCE = HEAD_DIM_V > 128 ? 2 : 4;
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ struct Attention p, const __grid_constant__ struct Maps) {

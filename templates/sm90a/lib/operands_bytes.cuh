@@ -5,8 +5,9 @@
 // q, k and v have one byte per element and out has two, so a tile of q is half as wide as a tile of
 // out.
 constexpr int SLAB_COLUMNS = 128, OPERAND_SLABS = (HEAD_DIM + 127) / 128;
+[[maybe_unused]] constexpr int VALUE_SLABS = OPERAND_SLABS;
 constexpr int QK_STEPS = HEAD_DIM / 32, PV_STEPS = TILE_K / 32;
-constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB;
+constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB, V_STAGE = K_BYTES;
 constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T
 
 // All exponentials are scaled by 2^RAISED, to use the range of E4M3: it ends at 448, and has full

@@ -3,7 +3,7 @@
 // Accumulator layout of WGMMA: element 4 i + 2 r + e of a thread is in row 16 warp + lane / 4 + 8 r
 // and column 8 i + 2 (lane % 4) + e.
 typedef float Scores[TILE_K / 2];
-typedef float Output[HEAD_DIM / 2];
+typedef float Output[HEAD_DIM_V / 2];
 
 // Factor from scores (or logits, if BENT) to powers of two. Not 0: the mask's -inf would become
 // NaN.
@@ -77,5 +77,5 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
 
 FN void rescale(Output &o, const struct Softmax &x) {
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= x.factor[i / 2 % 2];
+    for (int i = 0; i < HEAD_DIM_V / 2; i++) o[i] *= x.factor[i / 2 % 2];
 }

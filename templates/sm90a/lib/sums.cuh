@@ -21,7 +21,7 @@ FN void collect(Output &o, LongSum &x, i32 group) {
     if (!x.begun) return;
     const float4 *const sums = shared_memory().sums[group][0] + threadIdx.x % 128;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++) {
+    for (int i = 0; i < HEAD_DIM_V / 8; i++) {
         const float4 y = sums[i * 128];
         o[4 * i] = fmaf(y.x, x.factor[0], o[4 * i]);
         o[4 * i + 1] = fmaf(y.y, x.factor[0], o[4 * i + 1]);
@@ -35,7 +35,7 @@ FN void tile_added(Output &o, LongSum &x, i32 group) {
     collect(o, x, group);
     float4 *const sums = shared_memory().sums[group][0] + threadIdx.x % 128;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++)
+    for (int i = 0; i < HEAD_DIM_V / 8; i++)
         sums[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
     clear(o);
     begin_row(x);
