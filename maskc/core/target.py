@@ -14,6 +14,20 @@ _LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the 
 
 
 @dataclass(frozen=True, slots=True)
+class UnequalWidths:
+    """Widths of rows that kernels are written for, if v is narrower than q and k."""
+
+    of_qk: int
+    of_v: int
+    directions: tuple[Direction, ...]
+    """The passes that have such kernels."""
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.of_qk, self.of_v
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A kernel family's abilities and limits."""
 
@@ -47,9 +61,8 @@ class Target:
     """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
     loads_pages: bool = False
     """Whether its kernels load keys and values from pages of pools."""
-    unequal: tuple[tuple[int, int], ...] = ()
-    """Widths of q and k, and of v, that the forward kernels of the default form support in addition
-    to `head_dims`."""
+    unequal: tuple[UnequalWidths, ...] = ()
+    """Widths that kernels of the default form support in addition to `head_dims`."""
 
     @property
     def suffix(self) -> str:
@@ -92,8 +105,8 @@ class Target:
         if problem.dtype is DType.float8_e4m3fn or min(dims) < 1 or any(x % PIECE for x in dims):
             return problem
         widths = [(dim, dim) for dim in self.head_dims]
-        if (direction, form) == (Direction.forward, ""):
-            widths.extend(self.unequal)
+        if not form:
+            widths.extend(x.dims for x in self.unequal if direction in x.directions)
         wide_enough = (width for width in widths if width[0] >= dims[0] and width[1] >= dims[1])
         of_qk, of_v = min(wide_enough, key=sum, default=dims)
         return replace(problem, head_dim=of_qk, head_dim_v=of_v)
@@ -111,10 +124,8 @@ class Target:
             equal = problem.head_dim == problem.head_dim_v
             plain = problem.score is None and not problem.dropout
             return not (equal and plain and problem.head_dim in self.fp8_dims)
-        padded = self.padded(problem)
-        allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
-        dims = (padded.head_dim, padded.head_dim_v)
-        known = dims in self.unequal or all(dim in allowed for dim in dims)
+        known = self._has_widths(problem, Direction.forward)
+        dims = (problem.head_dim, problem.head_dim_v)
         if self.head_dims and problem.score is not None and max(dims) > NARROW:
             # Gradients of tables keep sixteen keys of k and v in registers.
             known = known and not reads(problem.score.logit)
@@ -124,9 +135,18 @@ class Target:
         """The passes that it has kernels for; none where it lacks all."""
         if self.lacks(problem):
             return ()
-        padded = self.padded(problem, Direction.backward)
-        equal = not self.head_dims or padded.head_dim in self.head_dims
-        return self.directions if equal else (Direction.forward,)
+        return tuple(x for x in self.directions if self._has_widths(problem, x))
+
+    def _has_widths(self, problem: Problem, direction: Direction) -> bool:
+        """Whether a pass has kernels for rows of these widths, after padding."""
+        padded = self.padded(problem, direction)
+        of_qk, of_v = padded.head_dim, padded.head_dim_v
+        if not self.head_dims:
+            return min(of_qk, of_v) >= 1 and max(of_qk, of_v) <= MOST_HEAD_DIM
+        if padded.dtype is DType.float8_e4m3fn:
+            return of_qk == of_v and of_qk in self.fp8_dims
+        unequal = (x.dims for x in self.unequal if direction in x.directions)
+        return (of_qk == of_v and of_qk in self.head_dims) or (of_qk, of_v) in unequal
 
     def shared_bytes_of(self, blocks: int) -> int:
         """Shared memory that each of so many blocks on a multiprocessor has at most, in bytes."""
@@ -190,7 +210,8 @@ class Target:
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
         if self.unequal:
-            known += "".join(f", and {of_qk} with {of_v} for v" for of_qk, of_v in self.unequal)
+            wider = [x for x in self.unequal if x.of_qk > self.head_dims[-1]]
+            known += "".join(f", and {x.of_qk} with {x.of_v} for v" for x in wider)
         if chosen:
             widths = [dim for dim in self.head_dims if dim <= NARROW]
             known = f"{', '.join(map(str, widths))} where blocks of keys are chosen at run time"
@@ -224,13 +245,13 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
-            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, unequal=((576, 512),),
-            loads_pages=True,
+            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, loads_pages=True,
+            unequal=(UnequalWidths(576, 512, (Direction.forward,)),),
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (32, 64, 96, 128, 192, 256), _BOTH, 227 * 1024,
             least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256), loads_pages=True,
-            unequal=((192, 128),),
+            unequal=(UnequalWidths(192, 128, _BOTH),),
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

@@ -8,7 +8,6 @@ from maskc.analysis.facts import MaskFacts
 from maskc.analysis.head_groups import HeadGroups
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import Problem, TileShape
-from maskc.core.target import Target
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance

@@ -295,15 +295,15 @@ class Both:
         )
         try:
             kept = self._kept(difference)
+            if kept[0] == kept[1] or (self.one_way and kept[1]):
+                return None
+            counted = self.at(n_q, n_kv, data) if n_q * n_kv <= _MOST_PAIRS else None
+        except CheckFailed:
+            raise
         except MaskcError:  # data that no call may give
             return None
-        if kept[0] == kept[1] or (self.one_way and kept[1]):
-            return None
-        difference = replace(difference, kept_by="a" if kept[0] else "b")
-        if n_q * n_kv > _MOST_PAIRS:
-            return difference
-        counted = self.at(n_q, n_kv, data)
-        return difference if counted is None else replace(difference, pairs=counted.pairs)
+        pairs = difference.pairs if counted is None else counted.pairs
+        return replace(difference, kept_by="a" if kept[0] else "b", pairs=pairs)
 
     def _kept(self, difference: Difference) -> tuple[bool, bool]:
         """Whether each mask keeps a pair, by the definition."""

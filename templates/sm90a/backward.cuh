@@ -79,8 +79,8 @@ struct Source {
 
 // Shared memory of a block. maskc/plan/families/sm90a_backward.py plans its size.
 struct Shared {
-    unsigned char k[K_BYTES], v[K_BYTES];
-    unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
+    unsigned char k[K_BYTES], v[V_BYTES];
+    unsigned char q[STAGES][Q_BYTES], dout[STAGES][DOUT_BYTES];
 #if FOLDED
     // bf16 pieces of lse and delta. They must not come last: WGMMA reads them as if they were twice
     // as long.
@@ -206,7 +206,7 @@ FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Op
     const u32 at = stage.at();
     wait(shared.dout_full[at], stage.phase());
     if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
-    begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
+    begin_scores<STEPS_V>(dp, tiles.k + TO_V, tiles.q + TO_DOUT + dout_stage(at), tiles, at, true);
 }
 
 // Turns the scores of a step, whose WGMMAs are in flight, into weights. Leaves p and dp in
@@ -284,7 +284,7 @@ FN struct Column column_in(const struct Item &item) {
 
 // Processes one query tile: adds its contributions to dk, dv and dq. No WGMMA is in flight before
 // or after. `keeps`: do not release the stage to the producer thread; the epilogue still needs it.
-FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
+FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
                   const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
     struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
@@ -309,7 +309,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
         find_shifts(shifts, first, own.head, own.batch, p, LOG2E);
     }
 #endif
-    begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
+    begin_scores<STEPS>(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
 #if WITH_SHIFTS
     if (SHIFTED) {
@@ -331,7 +331,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
 #if SEPARATE_DQ
     sync_both();  // after this, no thread reads lse or delta of this step
-    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + dout_stage(at));
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
     products_wait<1>();
     fence_operand(dv);
@@ -345,7 +345,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
     drop_pairs(kept.p, kept.stay);
-    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + dout_stage(at));
 #endif
     publish_writes();
     const struct Turn turn = turn_in(shared, at, step);
@@ -362,8 +362,8 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #endif
     products_wait<1>();
 #else
-    begin_gradient(dv, tiles, TO_P + ds_stage(at), TO_DOUT + q_stage(at));
-    begin_gradient(dk, tiles, ds_stage(at), q_stage(at));
+    begin_gradient<SLABS_V>(dv, tiles, TO_P + ds_stage(at), TO_DOUT + dout_stage(at), group);
+    begin_gradient<SLABS>(dk, tiles, ds_stage(at), q_stage(at), group);
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
 #endif
@@ -402,7 +402,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         wait(shared.column_full, filled.phase());
         const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
         if (column.steps < 0) break;
-        Gradient dk, dv;
+        Gradient dk;
+        ValueGradient dv;
         clear(dk);
         clear(dv);
 #pragma unroll 1

@@ -61,7 +61,7 @@ def no_waiting():
 def compiled(
     mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
 ):  # fmt: skip
-    """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
+    """A compiled mask for rows of `dim` (or of (q and k, v)), made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
     be a form alone (`small`, `large`, `grid` or `tiny`), which leaves the mode to the lengths, the
     last one the backward pass to the cost model, too; or `small apart`: backward passes then make
@@ -69,7 +69,8 @@ def compiled(
 
     Skips where a mask or a head dimension has no such tiles.
     """
-    attn = mask.compile(head_dim=dim, dtype=dtype, n_heads=heads, target=TARGET)
+    of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
+    attn = mask.compile(of_qk, head_dim_v=of_v, dtype=dtype, n_heads=heads, target=TARGET)
     units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
         parts = ()

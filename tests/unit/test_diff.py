@@ -259,6 +259,14 @@ def test_subsets():
     assert CAUSAL.subset_of(mc.topk(3, CAUSAL)) is False
 
 
+def test_a_point_at_which_another_head_has_no_data():
+    """The first point has more queries than keys, where no array serves `global_tokens`."""
+    above = mc.where(lambda q, k: k <= q) - CAUSAL
+    heads = mc.per_head([~mc.full(), mc.global_tokens("chosen")])
+    assert above.subset_of(heads) is False
+    assert mc.diff(above, heads).kept_by == "b"
+
+
 def test_lengths_of_the_question():
     found = mc.diff(DOC, DOC & CAUSAL, n=5, n_kv=9)
     assert (found.n_q, found.n_kv) == (5, 9)

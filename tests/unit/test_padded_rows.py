@@ -1,5 +1,6 @@
-"""Head dimensions between the widths that tensor cores' kernels have: rows that copies fill up with
-zeros, in the emulator, against fp64, in memory full of NaN."""
+"""Head dimensions between the widths that tensor cores' kernels have, rows that copies fill up with
+zeros, and the widths that differ from others: 32, and 192 with 128 for v. In the emulator, against
+fp64, in memory full of NaN."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadDimUnsupported
-from maskc.core.problem import Problem
+from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
 from maskc.driver import plan_kernel
 
@@ -46,12 +47,13 @@ def spaced(x):
     ("dims", "target"),
     alternating(
         chiefly(
-            [*DIMS, (200, 200), (24, 24), (136, 136), (248, 72)],
+            [*DIMS, (32, 32), (160, 96), (200, 200), (24, 24), (136, 136), (248, 72)],
             (8, 8),
             (40, 40),
             (104, 104),
             (16, 8),
             (64, 128),
+            (192, 128),
         ),
         TENSOR_CORES,
     ),
@@ -84,7 +86,7 @@ def test_features(target, deterministic):
 @pytest.mark.parametrize(
     ("dim", "mode"),
     alternating(
-        [40, 80], ["usual", more("stream"), more("small usual"), "small stream", "small apart"]
+        [40, 80, 32], ["usual", "stream", more("small usual"), "small stream", "small apart"]
     ),
 )
 def test_forms_of_hopper(dim, mode):
@@ -92,33 +94,51 @@ def test_forms_of_hopper(dim, mode):
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
 
 
-@pytest.mark.parametrize("dim", [40, more(112), more(160)])
+def test_narrower_values():
+    """Hopper's kernels of both passes have rows of 128 for v next to rows of 192."""
+    attn = BAND.compile(192, head_dim_v=128, target="sm_90a")
+    for direction in Direction:
+        (unit,) = attn.bundle.choice("sm_90a", direction)
+        assert "HEAD_DIM = 192;" in unit.text
+        assert "HEAD_DIM_V = 128;" in unit.text
+    made = given(150, 150, 192, 128, heads=4, kv_heads=2)
+    both = vectors(["sink_logits", "alibi_slopes"], 4)
+    check(attn, made, live_pairs(BAND, 150, 150), deterministic=True, softcap=3.0, **both)
+
+
+@pytest.mark.parametrize("dim", [40, more(112), (192, 128), more(32)], ids=str)
 def test_rows_and_columns_in_parts(hopper, dim):
     mask = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
     attn = compiled(mask, dim, heads=4, mode="large", row_tiles=1, most_tiles=1)
-    made = given(300, 300, dim, heads=4, kv_heads=2)
+    of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
+    made = given(300, 300, of_qk, of_v, heads=4, kv_heads=2)
     check(attn, made, live_pairs(mask, 300, 300, heads=4))
     assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
 
 
-def test_parts_of_packed_rows_end_where_rows_end(hopper):
+@pytest.mark.parametrize(("dim", "dim_v"), [(80, 80), (192, 128), more(32, 32)])
+def test_parts_of_packed_rows_end_where_rows_end(hopper, dim, dim_v):
     """The merge writes no element of the row behind."""
     draw = torch.manual_seed(0)
-    q = torch.randn(2, 8, 1, 80, generator=draw).bfloat16()
-    k, v = (torch.randn(2, 2, 1300, 80, generator=draw).bfloat16() for _ in range(2))
-    attn = mc.flags("kept").compile(head_dim=80, target="sm_90a")
+    q = torch.randn(2, 8, 1, dim, generator=draw).bfloat16()
+    k, v = (torch.randn(2, 2, 1300, n, generator=draw).bfloat16() for n in (dim, dim_v))
+    attn = mc.flags("kept").compile(dim, head_dim_v=dim_v, target="sm_90a")
     out = attn(q, k, v, kept=torch.ones(2, 1300, dtype=torch.bool))
     assert attn.last_sources[-1].endswith("packed")
     keys, values = (x.double().repeat_interleave(4, 1) for x in (k, v))
-    want = torch.softmax(q.double() @ keys.mT * 80**-0.5, -1) @ values
+    want = torch.softmax(q.double() @ keys.mT * dim**-0.5, -1) @ values
     torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize(("dim", "mode"), [(40, "large"), more(80, "small"), more(152, None)])
+@pytest.mark.parametrize(
+    ("dim", "mode"),
+    [(40, "large"), more(80, "small"), more(152, None), ((192, 128), None), more(32, "large")],
+)
 def test_tiles_of_dq_that_one_column_has(dim, mode):
     """And rows without a key, whose results are zeros that nobody else writes."""
     attn, live = compiled(ALONE, dim, mode=mode), live_pairs(ALONE, 330, 270)
-    check(attn, given(330, 270, dim), live)
+    of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
+    check(attn, given(330, 270, of_qk, of_v), live)
     assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
 
 
@@ -130,7 +150,9 @@ def test_parts_join(target):
 
 
 @pytest.mark.parametrize(
-    ("dims", "target"), alternating([(40, 40), (104, 72)], TENSOR_CORES), ids=str
+    ("dims", "target"),
+    [((40, 40), "sm_80"), ((104, 72), "sm_90a"), ((192, 128), "sm_90a"), more((32, 32), "sm_90a")],
+    ids=str,
 )
 def test_entmax(dims, target):
     attn = mc.causal().compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)

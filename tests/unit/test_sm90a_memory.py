@@ -30,6 +30,15 @@ def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
     sources = [each for form in ("", SMALL) for each in
                units_of(mask, direction, head_dim, "bfloat16", form)]  # fmt: skip
     assert len(sources) == 1 + (head_dim in SMALL_DIMS)
+    _check_memory(sources, direction)
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_planned_shared_memory_of_narrower_values(direction):
+    _check_memory(units_of(pattern("causal"), direction, 192, "bfloat16", dim_v=128), direction)
+
+
+def _check_memory(sources, direction):
     wanted = [(s, *each, NONE) for s in sources for each in s.modes]
     if direction is FORWARD:  # entmax's lists
         wanted.append((sources[0], "usual", sources[0].mode(), frozenset({Feature.entmax})))

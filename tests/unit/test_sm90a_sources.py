@@ -50,7 +50,7 @@ RESERVED = 1024  # bytes of every block's shared memory, by the system
 A_ROW = 12
 """Moves to uniform registers that a new row takes at most: what counts where products are few."""
 SMALL = "small"
-SMALL_DIMS = (64, 96, 128)
+SMALL_DIMS = (32, 64, 96, 128)
 """Head dimensions with a second source of each pass, for short rows and columns."""
 SMALL_EACH = [64, pytest.param(96, marks=pytest.mark.matrix), 128]
 """The same; one of them only where all are asked for."""
@@ -74,11 +74,12 @@ PASSES = [
 
 
 def units_of(
-    mask: mc.Mask, direction: Direction, head_dim: int, dtype: str, form: str = ""
-) -> list[SourceUnit]:
+    mask: mc.Mask, direction: Direction, head_dim: int, dtype: str, form: str = "",
+    dim_v: int | None = None,
+) -> list[SourceUnit]:  # fmt: skip
     """One, or none where a mask has no such form."""
     heads = fixed_heads(mask) or 4
-    plan = driver.plan_kernel(mask, driver.problem(head_dim, None, heads, dtype), SM_90A)
+    plan = driver.plan_kernel(mask, driver.problem(head_dim, dim_v, heads, dtype), SM_90A)
     found = [u for u in driver.emit_bundle(plan).choice("sm_90a", direction) if u.form == form]
     MASKS.update({u.digest: shorten(str(mask), 60, placeholder=" ...") for u in found} | MASKS)
     return found

@@ -155,9 +155,9 @@ _UNEQUAL_FORMS = {(192, 128): _Form(2, 128, 2, (240, 24), pv_wait=1)}
 """The forms of each pair of head dimensions, of q and k, and of v."""
 
 _PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
-"""The form at head dimensions up to 64 if the score formula reads a table with an entry for each pair:
-three warpgroups leave too few registers for the entries. Pair bias for each sequence at 2k, bf16
-(an H200): 0.178 ms with three."""
+"""The form at head dimensions up to 64 if the score formula reads a table with an entry for each
+pair: three warpgroups leave too few registers for the entries. Pair bias for each sequence at 2k,
+bf16 (an H200): 0.178 ms with three."""
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),

@@ -155,9 +155,6 @@ class BackwardSchedule(Schedule):
     """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
-    parts: tuple[int, ...] = ()
-    """Columns of dk, dv and dq that a warpgroup owns where `columns` are divided: whole slabs, and
-    then half of the slab in the middle where their number is odd."""
     score_queries: int = 64
     """Queries of the transposed scores that a warpgroup computes."""
     products: tuple[Product, ...] = ()
@@ -251,14 +248,15 @@ def _schedule(
     problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
     registers: tuple[int, int], how: str, thresholds: bool = False,
 ) -> BackwardSchedule:  # fmt: skip
-    dim = problem.head_dim
-    slabs = -(-dim // SLAB)
+    dim, dim_v = problem.head_dim, problem.head_dim_v
+    slabs, slabs_v = -(-dim // SLAB), -(-dim_v // SLAB)
     staged = split == "keys" and warpgroups > 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
-    parts = () if split == "keys" else (SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2)))
-    rest = _shared(tile, slabs, warpgroups, split)
+    parts = () if split == "keys" else _parts(slabs)
+    parts_of_v = () if split == "keys" else _parts(slabs_v)
+    rest = _shared(tile, slabs + slabs_v, warpgroups, split)
     modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds,
-                   _key_blocks(dim, tile))  # fmt: skip
+                   _key_blocks(dim + dim_v, tile))  # fmt: skip
     modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     queries = tile.q if split == "keys" else tile.q // 2
@@ -271,14 +269,13 @@ def _schedule(
         shared_bytes=room,
         registers=registers,
         slabs=slabs,
-        key_blocks=_key_blocks(dim, tile),
+        key_blocks=_key_blocks(dim + dim_v, tile),
         warpgroups=warpgroups,
         split=split,
         shares=shares,
         staged=staged,
-        parts=parts,
         score_queries=queries,
-        products=_products(dim, queries, parts, min(SLAB, dim) if shares > 1 else dim),
+        products=_products(dim, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
@@ -288,19 +285,29 @@ def _schedule(
             TensorMap("dk", 64),
             TensorMap("dv", 64),
         ),
-        work=WorkList(L2_BYTES // (8 * dim), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN),
+        work=WorkList(
+            L2_BYTES // (6 * dim + 2 * dim_v), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN
+        ),
         # dq and the slopes' sums; lse and delta; the tile's own numbers.
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
-        key_floats=2 * dim,
+        key_floats=dim + dim_v,
     )
 
 
-def _key_blocks(dim: int, tile: TileShape) -> int:
+def _parts(slabs: int) -> tuple[int, ...]:
+    """The columns of gradients that a warpgroup owns where columns are divided: whole slabs, and
+    then half of the slab in the middle where their number is odd."""
+    return SLAB * (slabs // 2), *([SLAB // 2] * (slabs % 2))
+
+
+def _key_blocks(columns: int, tile: TileShape) -> int:
     """So many that a thread adds up eight columns of two keys, of dk or dv."""
-    return -(-2 * (dim // 8) * (tile.k // 2) // THREADS)
+    return -(-(columns // 8) * (tile.k // 2) // THREADS)
 
 
-def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tuple[Product, ...]:
+def _products(
+    dim: int, queries: int, parts: tuple[int, ...], parts_of_v: tuple[int, ...], of_dq: int
+) -> tuple[Product, ...]:
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
     keys and values, dq (whose columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
@@ -312,11 +319,15 @@ def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tup
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
             Product("multiply_dq", of_dq, b_along_tokens=1),
         )
-    products = []
-    for n in parts:
-        products.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
-        products.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
-    return (scores, pieces, *products)
+    return (
+        scores,
+        pieces,
+        *(
+            Product("multiply_gradient", n, a_along_tokens=1, b_along_tokens=1)
+            for n in dict.fromkeys((*parts, *parts_of_v))
+        ),
+        *(Product("multiply_dq", n, b_along_tokens=1) for n in parts),
+    )
 
 
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
@@ -361,8 +372,8 @@ def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:
     """Return the bytes of struct Shared without dq and rows.
 
     It has k, v; two stages of q and dout; ds, and p if it is exchanged, both twice between two
-    warpgroups; and the control part.
+    warpgroups; and the control part. `slabs` is the number of slabs of k and v together.
     """
-    tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
+    tiles = 2 * SLAB * slabs * (tile.k + 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
     return tiles + exchanged + _CONTROL_BYTES

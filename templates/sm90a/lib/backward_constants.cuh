@@ -36,10 +36,12 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 // dropout, which comes between dp and delta.
 #define FOLDED (!(THRESHOLDS || BENT || HEAD_GRADIENT || WITH_ENTMAX || DROPS))
 constexpr int PLAIN_THREADS = 256;  // threads per block of the launches before and after
-constexpr int STEPS = HEAD_DIM / 16;  // k-steps of a WGMMA along the head dimension
+constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // slabs in tiles of v and dout
+constexpr int STEPS = HEAD_DIM / 16, STEPS_V = HEAD_DIM_V / 16;  // k-steps of a WGMMA along rows
 constexpr int OWN = QUERIES / 4;  // queries of a tile that a thread holds, for each of its two keys
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
 constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = SLABS * K_SLAB;
+constexpr u32 DOUT_BYTES = SLABS_V * Q_SLAB, V_BYTES = SLABS_V * K_SLAB;
 constexpr u32 PAIR_BYTES = TILE_Q * TILE_K * 2;  // bytes of a tile of p or ds
 // A single warpgroup does not synchronize with another: it needs one tile of ds, and it stages dk
 // and dv in the q slot of its last step, so that the next tile column can be loaded meanwhile.

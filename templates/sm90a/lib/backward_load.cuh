@@ -4,11 +4,11 @@
 // ---------------------------------------------------------------- the warp that loads
 
 // Loads one tile of a tensor.
-template <int ROWS>
+template <int ROWS, int COUNT = SLABS>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &from,
                   const struct Place &at) {
 #pragma unroll
-    for (int i = 0; i < SLABS; i++)
+    for (int i = 0; i < COUNT; i++)
         load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, from, at.head,
                  at.batch);
 }
@@ -38,12 +38,12 @@ FN void load_dout(struct Shared &shared, const struct Source &source, const Tens
                   i32 first) {
     u64 &full = shared.dout_full[at];
 #if FOLDED
-    arrive_expecting(full, Q_BYTES);
+    arrive_expecting(full, DOUT_BYTES);
 #else
-    arrive_expecting(full, Q_BYTES + 4 * TILE_Q);
+    arrive_expecting(full, DOUT_BYTES + 4 * TILE_Q);
     load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
 #endif
-    load_tile<TILE_Q>(shared.dout[at], map, full, query_point(first), source.dout);
+    load_tile<TILE_Q, SLABS_V>(shared.dout[at], map, full, query_point(first), source.dout);
 }
 
 // Tensor coordinates of a place: 0 along dimensions with stride 0, which broadcast.
@@ -69,9 +69,10 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const Point first = key_point(work.tile * TILE_K);
-    arrive_expecting(shared.column_full, 2 * K_BYTES);
+    arrive_expecting(shared.column_full, K_BYTES + V_BYTES);
     load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
-    load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
+    load_tile<TILE_K, SLABS_V>(shared.v, maps.v, shared.column_full, first,
+                               coordinates(p.v_stride, at));
 }
 
 // Loads the steps of one head of an item. Keep the loop body short: it competes with consumer warps

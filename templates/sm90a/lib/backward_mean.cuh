@@ -11,8 +11,8 @@
 constexpr int WARPS = 4 * GROUPS;
 
 struct MeanShared {
-    unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
-    unsigned char q[Q_BYTES], dout[Q_BYTES];
+    unsigned char k[STAGES][K_BYTES], v[STAGES][V_BYTES];
+    unsigned char q[Q_BYTES], dout[DOUT_BYTES];
     float level[TILE_Q];
 #if WITH_THRESHOLDS
     float low[TILE_Q], end[TILE_Q];  // `end` holds integers
@@ -54,17 +54,17 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
         row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, tile_row);
     shared.tiles = list.count;
 #if WITH_THRESHOLDS
-    arrive_expecting(shared.rows_full, 2 * Q_BYTES + 3 * TILE_Q * 4);
+    arrive_expecting(shared.rows_full, Q_BYTES + DOUT_BYTES + 3 * TILE_Q * 4);
     load_bytes(shared_address(shared.low), lows_of(p) + (i64)row * TILE_Q, TILE_Q * 4,
                shared.rows_full);
     load_bytes(shared_address(shared.end), ends_of(p) + (i64)row * TILE_Q, TILE_Q * 4,
                shared.rows_full);
 #else
-    arrive_expecting(shared.rows_full, 2 * Q_BYTES + TILE_Q * 4);
+    arrive_expecting(shared.rows_full, Q_BYTES + DOUT_BYTES + TILE_Q * 4);
 #endif
     load_tile<TILE_Q>(shared.q, maps.q, shared.rows_full, first, coordinates(p.q_stride, at));
-    load_tile<TILE_Q>(shared.dout, maps.dout, shared.rows_full, first,
-                      coordinates(p.dout_stride, at));
+    load_tile<TILE_Q, SLABS_V>(shared.dout, maps.dout, shared.rows_full, first,
+                               coordinates(p.dout_stride, at));
     load_bytes(shared_address(shared.level), workspace(p).lse + (i64)row * TILE_Q, TILE_Q * 4,
                shared.rows_full);
     Ring<STAGES> stage;
@@ -79,8 +79,8 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
         arrive_expecting(shared.k_full[to], K_BYTES);
         load_tile<TILE_K>(shared.k[to], maps.k, shared.k_full[to], key, k);
         wait_asleep(shared.v_free[to], phase);
-        arrive_expecting(shared.v_full[to], K_BYTES);
-        load_tile<TILE_K>(shared.v[to], maps.v, shared.v_full[to], key, v);
+        arrive_expecting(shared.v_full[to], V_BYTES);
+        load_tile<TILE_K, SLABS_V>(shared.v[to], maps.v, shared.v_full[to], key, v);
     }
 }
 
@@ -95,8 +95,8 @@ struct Mean {
 FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operands &tiles,
                       const Ring<STAGES> &stage) {
     wait(shared.v_full[stage.at()], stage.phase());
-    begin_scores(dp, tiles.k + STAGES * TO_V + stage.at() * (K_BYTES >> 4),
-                 tiles.q + (Q_BYTES >> 4));
+    begin_scores<STEPS_V>(dp, tiles.k + STAGES * TO_V + stage.at() * (V_BYTES >> 4),
+                          tiles.q + (Q_BYTES >> 4));
 }
 
 // Replaces scores by u.
@@ -137,7 +137,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     wait(shared.k_full[at], stage.phase());
     const i32 word = uniform(shared.word[at]), tile = word & INDEX;
     const struct Step step = {make_opaque(row) % p.tile_rows, row};
-    begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
+    begin_scores<STEPS>(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
 #if WITH_THRESHOLDS

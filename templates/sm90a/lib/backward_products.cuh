@@ -1,8 +1,9 @@
 // WGMMA operands of a backward pass, and the WGMMAs of scores. SPLIT_KEYS selects the file with the
 // others.
 
-// dk or dv for a warpgroup's keys and columns.
+// dk and dv for a warpgroup's keys and columns.
 typedef float Gradient[PIECES * 4];
+typedef float ValueGradient[PIECES_OF_DV * 4];
 typedef float QueryGradient[DQ_PIECES * 4];
 
 // Operand descriptors of a warpgroup for stage 0. In shared memory, v follows k; dout is STAGES
@@ -17,6 +18,7 @@ struct Operands {
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
 [[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
 FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
+FN u32 dout_stage(u32 at) { return at * (DOUT_BYTES >> 4); }
 FN u32 rows_stage(u32 at) { return at * TILE_Q; }
 FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 
@@ -30,27 +32,29 @@ constexpr u32 PIECE_BYTES = 16 * TILE_Q;
 constexpr u32 TWO_ONES = 0x3f803f80;
 #endif
 
-// Issues s = k q^T, or dp^T = v dout^T.
+// Issues s = k q^T, or dp^T = v dout^T, along rows of COUNT k-steps.
+template <int COUNT>
 FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
     fence_operand(s);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
+    for (int i = 0; i < COUNT; i++)
         multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
     if (!more) products_commit();
 }
 // The same, followed by the k-step that subtracts lse or delta.
+template <int COUNT>
 FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
                      [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
 #if FOLDED
     u32 ones[4] = {};
     ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
     fence_operand(ones);
-    begin_scores(s, k, q, true);
+    begin_scores<COUNT>(s, k, q, true);
     multiply_pieces(s, ones, tiles.rows + rows_stage(at), true);
     products_commit();
 #else
-    begin_scores(s, k, q);
+    begin_scores<COUNT>(s, k, q);
 #endif
 }
 

@@ -284,14 +284,18 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     const i32 first = work.tile * TILE_K;
     const float *const tile = w.keys + (i64)work.first * KEY_TILE_FLOATS;
     const struct Sum sum = {tile, tile + KEY_TILE_FLOATS, work.count, KEY_TILE_FLOATS};
-    constexpr i32 STEP = KEY_BLOCKS * PLAIN_THREADS, ALL = 2 * GROUPS * PIECES * 32;
-    for (i32 i = blockIdx.x % KEY_BLOCKS * PLAIN_THREADS + threadIdx.x; i < ALL; i += STEP) {
-        const i32 piece = i % PIECES, y = i / PIECES % 32, part = i / PIECES / 32;
-        const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
-        const i32 from = 4 * ((part * PIECES + piece) * 128 + y * 4);
-        const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
-        if (PADDED && to >= 8 * (part < GROUPS ? PIECES_QK : PIECES_V)) continue;
-        if (part < GROUPS)
+    constexpr i32 STEP = KEY_BLOCKS * PLAIN_THREADS;
+    constexpr i32 OF_DK = GROUPS * PIECES, ALL = OF_DK + GROUPS * PIECES_OF_DV;  // pieces
+    for (i32 i = blockIdx.x % KEY_BLOCKS * PLAIN_THREADS + threadIdx.x; i < 32 * ALL; i += STEP) {
+        const bool of_v = i >= 32 * OF_DK;
+        const i32 pieces = of_v ? PIECES_OF_DV : PIECES, j = of_v ? i - 32 * OF_DK : i;
+        const i32 piece = j % pieces, y = j / pieces % 32, group = j / pieces / 32;
+        const i32 key = first + key_of(group) + y / 8 * 16 + y % 8;
+        const i32 from = 4 * (((of_v ? OF_DK : 0) + group * pieces + piece) * 128 + y * 4);
+        const i32 to = of_v ? column_of<SLABS_V>(group, piece) : column_of(group, piece);
+        const i32 low = key_at(key), high = key_at(key + 8);
+        if (PADDED && to >= 8 * (of_v ? PIECES_V : PIECES_QK)) continue;
+        if (!of_v)
             store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, sum, from, p.scale,
                        p.accumulates);
         else

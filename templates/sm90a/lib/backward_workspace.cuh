@@ -26,7 +26,7 @@ FN i32 place_in_rows(i32 query) {
 // added to dq. ZEROED (first tile of a head): tiles of the head that are zeroed. TAKEN (first
 // tile): tiles that zeroing warps have claimed.
 enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4, ZEROED = 5, TAKEN = 6 };
-constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
+constexpr int KEY_TILE_FLOATS = TILE_K * (HEAD_DIM + HEAD_DIM_V);
 
 FN struct Workspace workspace(const struct Attention &p) {
     const i64 heads = p.batch * p.heads_q, rows = heads * p.tile_rows;
@@ -98,7 +98,8 @@ FN float *lows_of(const struct Attention &p) { return ends_of(p) - padded_rows(p
 
 // A warpgroup's columns of dk, dv and dq are divided into pieces of eight.
 #if SPLIT_KEYS
-constexpr int PIECES = HEAD_DIM / 8;  // of dk and dv
+constexpr int PIECES = HEAD_DIM / 8, PIECES_OF_DV = HEAD_DIM_V / 8;  // of dk (or dq), and of dv
+template <int COUNT = SLABS>
 FN int column_of(i32, int piece) { return 8 * piece; }
 FN int key_of(i32 group) { return 64 * group; }
 // A share of dq has 64 rows, or 64 columns, or is the whole tile. In transposed tiles, pieces are
@@ -108,10 +109,15 @@ FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 
 FN int dq_column(i32 share, int piece) { return (SHARE_COLUMNS ? 64 * share : 0) + 8 * piece; }
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 #else
-constexpr int PIECES = HEAD_DIM / 16;
-constexpr int WHOLE = SLABS / 2;  // whole slabs; if SLABS is odd, the middle slab is divided
+constexpr int PIECES = HEAD_DIM / 16, PIECES_OF_DV = HEAD_DIM_V / 16;
+// Of `slabs` slabs, how many a warpgroup has whole, and the first of the second warpgroup. If the
+// number is odd, the middle slab is divided.
+FN constexpr int whole(int slabs) { return slabs / 2; }
+FN constexpr int second_slab(int slabs) { return slabs - slabs / 2; }
+template <int COUNT = SLABS>
 FN int column_of(i32 group, int piece) {
-    return piece < 8 * WHOLE ? 64 * (SLABS - WHOLE) * group + 8 * piece
+    constexpr int WHOLE = whole(COUNT);
+    return piece < 8 * WHOLE ? 64 * second_slab(COUNT) * group + 8 * piece
                              : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
 }
 FN int key_of(i32) { return 0; }

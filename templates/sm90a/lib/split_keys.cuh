@@ -1,6 +1,8 @@
 // WGMMAs of gradients when warpgroups split the keys of a tile column. Needs:
 // backward_products.cuh, backward_workspace.cuh, wgmma.cuh.
 
+static_assert(HEAD_DIM == HEAD_DIM_V, "dk and dv have the same columns");
+
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
     struct Operands at;
