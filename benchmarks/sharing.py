@@ -13,8 +13,9 @@ import torch.distributed as dist
 import maskc as mc
 from benchmarks.fa4 import MISSING, installed
 from maskc.api import _compiled
-from maskc.distributed.local import LocalMask, Stretch, localized
+from maskc.distributed.local import LocalMask, localized
 from maskc.distributed.planning import Plan
+from maskc.distributed.token_ranges import Stretch
 from maskc.distributed.work import _keys_of
 from maskc.integrations.torch.gradients import rows as with_rows
 from maskc.lab.rivals import Missing, Unavailable
@@ -85,7 +86,8 @@ class Case:
     def localized(self, start: int, rows: int, key: int, keys: int) -> LocalMask:
         """The mask over some rows and one stretch of keys."""
         stretch = [Stretch(key, 0, keys)]
-        return localized(self.mask, self.n, self.heads[0], start, rows, stretch, self.data)
+        lengths = self.n, self.n
+        return localized(self.mask, lengths, self.heads[0], start, rows, stretch, self.data)
 
     def method(self, name: str) -> Method:
         """A way by its name; made once.

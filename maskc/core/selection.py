@@ -56,6 +56,9 @@ SHAPES = {
 }
 """The shape and kind of each of them."""
 
+TOKENS = {"index_q": 2, "index_k": 1, "index_w": 2}
+"""The dimension of tokens in each of those that have one."""
+
 
 def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tensors of a call, with those of a pair `index_k` under names of their own; factors that

@@ -6,6 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 from maskc.distributed.attending import attention as attention
+from maskc.distributed.layouts import zigzag as zigzag
 from maskc.distributed.network import Network as Network
 from maskc.distributed.parallel import context_parallel as context_parallel
 from maskc.distributed.parallel import load_balancer as load_balancer

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.attention_call import DEFAULTS, CallOptions
@@ -14,6 +15,8 @@ from maskc.core.dropout import SQUARE
 from maskc.core.errors import (
     BadShape,
     DataMissing,
+    DataRange,
+    DataType,
     DataUnknown,
     MaskcError,
     MixedLibraries,
@@ -22,7 +25,7 @@ from maskc.core.errors import (
 )
 from maskc.core.selection import SHAPES
 from maskc.core.tensors import contiguous
-from maskc.distributed.groups import Accord, GroupPass, ranks_of
+from maskc.distributed.groups import Accord, GroupPass, ranks_of, wrong_length
 from maskc.distributed.passes import PassStep
 from maskc.dsl.score_tracer import Score, as_score
 
@@ -63,8 +66,10 @@ def attention(
         dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
             drops. It must be given.
         score: as in `mc.attention`; its q and k are places in the whole sequence.
-        tables: tables and parameters of the formula, whole on every rank; and the tensors that the
-            mask's selections rank by (index_q, index_k, index_w), this rank's tokens of them.
+        tables: tables and parameters of the formula, whole on every rank. Of the tensors that the
+            mask chooses keys by, this rank's tokens: index_q, index_k and index_w of selections,
+            and lists of `mc.key_lists`. Lists are integers [tokens, K], [H, tokens, K] or [B, H or
+            1, tokens, K]; they count keys in the whole sequence, and -1 stands for none.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
@@ -125,7 +130,8 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
             given.q, given.k, given.v = (x.to_local() for x in given.qkv)
             group = mesh if group is None else group
         layer_plan = plan.layer(layer)
-        if given.options.dropout_p or given.score is not None or given.tables or layer_plan.ranking:
+        checked = given.options.dropout_p, given.tables, layer_plan.choosing
+        if any(checked) or given.score is not None:
             _check(given, layer_plan)
         plan = plan.now()
         ranks = ranks_of(plan, group)
@@ -135,7 +141,7 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
         _tell(given.q, plan, group, accord, error)
         raise
     accord.begin()
-    step.gather_ranking()
+    step.gather_index_keys()
     tensors = (step.tables[name] for name in step.tensors)
     heads = given.options.alibi_slopes, given.options.sink_logits
     results = _function().apply(step, given.q, given.k, given.v, *heads, *tensors)
@@ -218,15 +224,24 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
-    if dropout and plan.block % SQUARE:
+    begins = gcd(plan.block, plan.layout.multiple, plan.key_layout.multiple)
+    if dropout and begins % SQUARE:
         why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
-        raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
-                        at="dropout_p")  # fmt: skip
+        hint = f"make the plan with block={SQUARE} or a multiple"
+        hint += f", and its layout of chunks that begin at multiples of {SQUARE}" * (
+            plan.layout.multiple % SQUARE > 0 or plan.key_layout.multiple % SQUARE > 0
+        )
+        raise NotShared("dropout_p", why, hint, at="dropout_p")
+    if score is not None and plan.layer(layer).by_tables:
+        why = "its kernels are made for the places of a few stretches, and a rank holds many"
+        raise NotShared("score", why, "use a layout with at most 8 stretches for each rank",
+                        at="score")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)
     tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
     step_options = options._replace(alibi_slopes=None, sink_logits=None)
     step = PassStep(plan, work, accord, step_options, dropout, known, score, tables, tensors,
-                plan.layer(layer).ranking)  # fmt: skip
+                plan.layer(layer).choosing)  # fmt: skip
+    _check_shards(step)
     if accord.ranks.size > 1:
         step.build(given.q, given.v)
     return step
@@ -242,18 +257,45 @@ def _check_names(tables: Mapping[str, Any], layer: LayerPlan, score: Score | Non
     inputs = None if score is None else score.inputs
     read = () if inputs is None else inputs.names
     for name in tables:
-        if name not in read and name not in layer.ranking:
-            listed = ", ".join((*read, *layer.ranking)) or "none"
+        if name not in read and name not in layer.choosing:
+            listed = ", ".join((*read, *layer.choosing)) or "none"
             raise DataUnknown(name, listed, "data of the mask go to plan.given()", at=name)
-    for name in layer.ranking:
+    for name in layer.choosing:
         if tables.get(name) is None:
-            raise DataMissing(name, f"this rank's tokens of {SHAPES[name]}", at=name)
+            shape = SHAPES.get(name, "integers [n_q, K], the keys of each query, -1 for none")
+            raise DataMissing(name, f"this rank's tokens of {shape}", at=name)
         if getattr(tables[name], "requires_grad", False):
             raise NoGradient(name, at=name)
     known = () if inputs is None else (*inputs.defaults, *inputs.captured, *tables)
     for name in read:
         if inputs is not None and name not in known:
             raise DataMissing(name, f"the score formula reads {inputs.text}", at=name)
+
+
+def _check_shards(step: PassStep) -> None:
+    """See that tensors that choose keys have this rank's tokens, and lists no key beyond the last.
+
+    Raises:
+        DataType: lists are no tensor of integers (MC304).
+        DataRange: a list on a CPU names a key beyond the last (MC305).
+        ShardLength: other tokens (MC704).
+    """
+    rank, plan = step.accord.ranks.rank, step.plan
+    for name, dim in step.choosing.items():
+        layout = plan.key_layout if name == "index_k" else plan.layout
+        given = step.tables[name]
+        for x in given if isinstance(given, tuple) else (given,):
+            tokens = x.shape[dim] if x.ndim >= 2 else x.numel()
+            if tokens != layout.tokens[rank] and name != "scores":
+                raise wrong_length(layout, name, tokens, rank)
+            if name in SHAPES:
+                continue
+            if x.is_floating_point() or x.is_complex():
+                raise DataType(name, x.dtype, "integers", at=name)
+            if x.device.type == "cpu" and x.numel() and int(x.max()) >= plan.n_kv:
+                hint = f"keys count from 0 to {plan.n_kv - 1}, and -1 stands for none"
+                fault = f"a list names key {int(x.max())} of {plan.n_kv}"
+                raise DataRange(name, fault, hint, at=name)
 
 
 def _checked(score: Score) -> Score:

@@ -15,7 +15,7 @@ from maskc.core.errors import MaskcError
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
-from maskc.distributed.reach import TILE, Reach, reach_of
+from maskc.distributed.reach import TILE, Lengths, Reach, reach_of
 from maskc.distributed.work import RankCall
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
@@ -76,16 +76,18 @@ class PassCost:
         return np.asarray(self.columns * row_cost * heads * tokens)
 
 
-def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
+def shares(mask: Mask, reach: Reach, lengths: Lengths, setting: Setting) -> tuple[float, float]:
     """Return the costs of both passes, relative to the tiles of the sequence.
 
     Kernels of masks with remainders run over one residue after another, with few tiles each where
     the mask has many. All rows are reckoned to gain alike.
 
     Args:
-        reach: reach of the mask, which reads no data, at n tokens.
+        reach: reach of the mask, which reads no data, at these lengths.
+        lengths: queries and keys; only equal ones have other costs than those of tiles.
     """
-    target, count = Target.named(_TARGET), min(n, _LONGEST)
+    n, target = lengths[0], Target.named(_TARGET)
+    count = min(n, _LONGEST) if lengths[1] == n else 0
     if not reach.remainders or not count or driver.selects(mask):
         return 1.0, 1.0
     try:
@@ -93,7 +95,7 @@ def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, f
         if not plan.parts or any(part.listed is not None for part in plan.parts):
             return 1.0, 1.0
         if count < n:
-            reach = reach_of(mask, count, TILE, reach.heads, {})
+            reach = reach_of(mask, (count, count), TILE, reach.heads, {})
         block = -(-count // len(reach.tiles))
         costs = []
         for direction, pass_of in zip(Direction, setting.passes, strict=True):

@@ -12,6 +12,7 @@ from maskc.core.errors import RankLost, RankRefused, RanksDisagree, ShardLength,
 from maskc.distributed.exchange import Exchange
 
 if TYPE_CHECKING:
+    from maskc.distributed.layouts import TokenLayout
     from maskc.distributed.planning import Plan
 
 T = TypeVar("T")
@@ -155,8 +156,9 @@ class Accord:
             call: what else ranks must have alike, and decides which messages travel.
             values: values of options that ranks must have alike.
         """
-        shapes, tokens_here = [x.shape for x in tensors], plan.tokens(ranks.rank)
-        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != tokens_here), 0)
+        shapes = [x.shape for x in tensors]
+        held = [plan.tokens(ranks.rank, of) for of in "qkk"]
+        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != held[i - 1]), 0)
         tokens = shapes[wrong - 1][2] if wrong else 0
         first = tensors[0]
         if ranks.size == 1:
@@ -188,7 +190,7 @@ class Accord:
                 agreed.add(kind)
                 return
         if self.wrong:
-            raise wrong_length(self.plan, "qkv"[self.wrong - 1], self.tokens, self.ranks.rank)
+            raise self._wrong_length(self.wrong, self.tokens, self.ranks.rank)
 
     def run(self, job: Callable[[], T]) -> T:
         """Run this rank's part of a pass, and see that all ranks ended theirs.
@@ -246,7 +248,12 @@ class Accord:
                 raise RanksDisagree(what, fault, at="plan")
         for rank, report in enumerate(told):
             if report.wrong:
-                raise wrong_length(self.plan, "qkv"[report.wrong - 1], report.tokens, rank)
+                raise self._wrong_length(report.wrong, report.tokens, rank)
+
+    def _wrong_length(self, wrong: int, tokens: int, rank: int) -> ShardLength:
+        """The mistake of q, k or v, by its number from 1 on."""
+        layout = self.plan.layout_of("qkk"[wrong - 1])
+        return wrong_length(layout, "qkv"[wrong - 1], tokens, rank)
 
 
 def _captures(device: Any) -> bool:
@@ -289,9 +296,10 @@ def _shown(code: int) -> str:
     return f"MC{code}" if code > 0 else "another error"
 
 
-def wrong_length(plan: Plan, name: str, tokens: int, rank: int) -> ShardLength:
+def wrong_length(layout: TokenLayout, name: str, tokens: int, rank: int) -> ShardLength:
     """The mistake of a tensor that is no shard of a rank."""
-    held = f"rank {rank} of {plan.ranks} holds {plan.tokens(rank)} of the plan's {plan.n}"
+    holds = f"{layout.tokens[rank]} of the plan's {layout.n}"
+    held = f"rank {rank} of {layout.ranks} holds {holds}"
     return ShardLength(name, tokens, held, at=name.split()[0])
 
 

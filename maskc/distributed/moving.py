@@ -38,7 +38,9 @@ def moved(layer: LayerPlan, wanted: bool | None, setting: Setting) -> LayerPlan:
     """
     if layer.layout.ranks == 1 or wanted is False or not layer.travels:
         return layer
-    if driver.selects(layer.mask):  # what a query chooses depends on all of its keys
+    if driver.selects(layer.mask) or layer.choosing:
+        return layer  # what a query chooses depends on all of its keys
+    if layer.by_tables or layer.key_layout is not layer.layout:  # visits are calls of stretches
         return layer
 
     def busiest(layer: LayerPlan) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import RankLost
+from maskc.core.selection import TOKENS
 from maskc.core.tensors import order_of, out_strides
 from maskc.distributed.exchange import (
     Exchange,
@@ -20,10 +21,11 @@ from maskc.distributed.exchange import (
     bring,
     gathered,
     give_back,
+    packed,
     spread,
     unpacked,
 )
-from maskc.distributed.pieces import FEW
+from maskc.distributed.pieces import FEW, MANY
 from maskc.distributed.shards import whole_of
 from maskc.distributed.stages import Stage
 from maskc.dsl.score_tracer import Score
@@ -56,8 +58,8 @@ class PassStep:
     """Inputs of the score formula, and inputs that selections rank by."""
     tensors: tuple[str, ...]
     """The names of tensors among them, which a graph keeps."""
-    ranking: tuple[str, ...] = ()
-    """The names of what selections rank by."""
+    choosing: Mapping[str, int] = field(default_factory=dict)
+    """The tensors that choose keys, and the dimensions of their tokens."""
 
     def kernel(self, call: RankCall, q: Any, v: Any, plain: bool = False) -> Any:
         """Find or compile the kernel of a call; a `plain` one drops nothing.
@@ -74,7 +76,8 @@ class PassStep:
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
             first = call.first or (0, 0)
-            score = None if self.score is None else _moved(self.score, first, self.plan.n)
+            lengths = self.plan.n, self.plan.n_kv
+            score = None if self.score is None else _moved(self.score, first, lengths)
             # both passes read what captured tensors held when the plan looked at them
             compiled = _compiled(call.local.mask, *rest, score=score).settled()
             compiled = self.kernels[key] = compiled.dropping if drops else compiled
@@ -83,8 +86,8 @@ class PassStep:
     def data(self, call: RankCall, plain: bool = False) -> dict[str, Any]:
         """Return the arrays and numbers that a call passes in addition to q, k and v, by name."""
         given = {**call.local.data, **self.tables}
-        for name in self.ranking:
-            given[name] = _ranked(name, given[name], call)
+        for name in self.choosing:
+            given[name] = _chosen_by(name, given[name], call, self.plan.n_kv)
         if not self.dropout or plain:
             return given
         given |= self.dropout
@@ -101,12 +104,13 @@ class PassStep:
                 self.kernel(call, q, v)
             self.kernels[kind] = True
 
-    def gather_ranking(self) -> None:
+    def gather_index_keys(self) -> None:
         """Gather the index keys of all candidates on every rank."""
-        if "index_k" in self.ranking and self.accord.ranks.size > 1:
+        if "index_k" in self.choosing and self.accord.ranks.size > 1:
             keys = self.tables["index_k"]
             parts = keys if isinstance(keys, tuple) else (keys,)
-            whole = tuple(whole_of(x, self.plan, self.accord.ranks, 1) for x in parts)
+            layout = self.plan.key_layout
+            whole = tuple(whole_of(x, layout, self.accord.ranks, 1) for x in parts)
             self.tables["index_k"] = whole if isinstance(keys, tuple) else whole[0]
 
     def of_graph(self, tensors: Sequence[Any]) -> PassStep:
@@ -307,8 +311,11 @@ class RankPass(ABC):
 
     def fill(self) -> None:
         """Copy own keys into the buffer, and zeros where no key is needed."""
-        buffer = self.buffer
-        for copy in self.work.copies:
+        buffer, copies = self.buffer, self.work.copies
+        if len(copies) > MANY:
+            sources, places = self.work.copied
+            spread(buffer, places, packed(self.rows, self.k, self.v, sources))
+        for copy in copies if len(copies) <= MANY else ():
             part = buffer[copy.place : copy.place + copy.count]
             source = slice(copy.source, copy.source + copy.count)
             self.rows.keys(part).copy_(self.k[:, :, source])
@@ -398,7 +405,7 @@ class Backward(RankPass):
         shared = saved.slopes, saved.sinks, *(step.tables[name] for name in wanted)
         self.heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in shared]
         """Gradients of slopes, sinks and tables."""
-        self.of_buffer, self.of_own = KeyGradients(self.work.size), KeyGradients(self.work.tokens)
+        self.of_buffer, self.of_own = KeyGradients(self.work.size), KeyGradients(self.work.keys)
         self.returned: list[tuple[Pieces, Any]] = []
         """(own tokens, what will have come back for them) in the order of the ranks."""
         self.answer_width = k.shape[3]
@@ -433,7 +440,12 @@ class Backward(RankPass):
     def add_copies(self) -> None:
         """Gradients of own keys: of calls over them, and of their copies in the buffer."""
         self.dk, self.dv = self.of_own.whole(self.k, self.v)
-        for copy in self.work.copies:
+        copies = self.work.copies
+        if len(copies) > MANY:
+            sources, places = (x.index(self.k.device) for x in self.work.copied)
+            for total, x in ((self.dk, self.of_buffer.dk), (self.dv, self.of_buffer.dv)):
+                total.index_add_(2, sources, x.index_select(2, places - self.of_buffer.first))
+        for copy in copies if len(copies) <= MANY else ():
             source = slice(copy.source, copy.source + copy.count)
             place = copy.place - self.of_buffer.first
             part = slice(place, place + copy.count)
@@ -703,26 +715,37 @@ class KeyGradients:
         return self.dk, self.dv
 
 
-def _ranked(name: str, x: Any, call: RankCall) -> Any:
-    """Inputs that a call ranks by: index_q and index_w of its queries, index_k of its keys.
+def _chosen_by(name: str, x: Any, call: RankCall, n_kv: int) -> Any:
+    """The part of a tensor that chooses keys for a call: of its queries, or index_k of its keys.
 
     Args:
-        x: index_q and index_w have the rank's tokens along dimension 2, scores likewise; index_k,
-            or each of a pair, has all tokens along dimension 1.
+        x: index_k, or each of a pair, has all keys along dimension 1. Others have the rank's
+            queries: index_q, index_w and scores along dimension 2, lists of keys along the last
+            but one.
+        n_kv: keys of the sequence.
     """
     if isinstance(x, tuple):
-        return tuple(_ranked(name, part, call) for part in x)
+        return tuple(_chosen_by(name, part, call, n_kv) for part in x)
     if name == "index_k":
         _, first = call.first or (0, 0)
         return x[:, first : first + call.keys]
-    return x[:, :, call.queries]
+    if name in TOKENS or name == "scores":
+        return x[:, :, call.queries]
+    return call.place_of_key.places(x[..., call.queries, :], n_kv)
 
 
-def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
-    """Return the formula over a call's own queries and keys; `first` are the first ones."""
+def _moved(score: Score, first: tuple[int, int], lengths: tuple[int, int]) -> Score:
+    """Return the formula over a call's own queries and keys.
+
+    Args:
+        score: the formula of the sequence.
+        first: the first query and the first key of the call.
+        lengths: queries and keys of the sequence.
+    """
+    n_q, n_kv = map(E.const, lengths)
     places: dict[Any, Any] = {
         E.Q: E.add(E.Q, E.const(first[0])), E.K: E.add(E.K, E.const(first[1])),
-        E.N_Q: E.const(n), E.N_KV: E.const(n),
+        E.N_Q: n_q, E.N_KV: n_kv,
     }  # fmt: skip
 
     def change(part: Any) -> Any:

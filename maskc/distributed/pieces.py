@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maskc.distributed.token_ranges import PlacedTokens
 
 FEW = 4
 """Stretches that are copied one by one; more of them are looked up by index."""
+MANY = 16
+"""Copies of own keys that are made one by one, likewise: each is read and written in place."""
 
 
 class Pieces:
@@ -37,6 +42,35 @@ class Pieces:
             parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
             self._indices[device, first] = torch.cat(parts).to(device)
         return self._indices[device, first]
+
+
+class Lookup:
+    """Places of tokens, looked up on any device."""
+
+    def __init__(self, placed: PlacedTokens) -> None:
+        self._placed = placed
+        self._tables: dict[Any, Any] = {}
+
+    def places(self, tokens: Any, n: int) -> Any:
+        """Find where tokens lie.
+
+        Args:
+            tokens: an integer tensor of any shape; -1 stands for none.
+            n: tokens of the sequence; greater numbers remain, as mistakes.
+
+        Returns:
+            int32, in the shape of `tokens`: -1 for tokens that lie nowhere.
+        """
+        import torch
+
+        table = self._tables.get((tokens.device, n))
+        if table is None:
+            held, at = map(torch.from_numpy, self._placed.pairs)
+            table = torch.full((n + 1,), -1, dtype=torch.int32)
+            table[held] = at.to(torch.int32)
+            table = self._tables[tokens.device, n] = table.to(tokens.device)
+        places = table[tokens.clamp(-1, n).long()]  # -1 reads the entry behind the last token
+        return torch.where(tokens >= n, tokens.to(torch.int32), places)
 
 
 @dataclass(frozen=True, eq=False)

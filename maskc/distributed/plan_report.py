@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskc.distributed.layouts import LAYOUTS
+from maskc.distributed.layouts import GIVEN
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
@@ -17,6 +17,8 @@ _MOST_DRAWN = 32
 """Ranks a picture shows; more are drawn as groups of ranks."""
 _MOST_LISTED = 8
 """Ranks whose shares are listed one by one."""
+_MOST_RANGES = 8
+"""Ranges of a rank's tokens that are listed."""
 
 
 def explain(plan: Plan) -> str:
@@ -33,12 +35,18 @@ def _head(plan: Plan) -> list[str]:
     heads = plan.heads
     sizes = f"Hq {heads.q}, Hkv {heads.kv}, D {heads.dim}"
     sizes += f", Dv {heads.dim_v}" if heads.dim_v != heads.dim else ""
-    why = ", ".join(f"{name} {_ms(plan.tried[name])}" for name in LAYOUTS if name in plan.tried)
+    why = ", ".join(f"{name} {_ms(milliseconds)}" for name, milliseconds in plan.tried.items())
+    if plan.layout.name == GIVEN:
+        layout = f"layout given by the caller, planned by blocks of {plan.block} tokens"
+    else:
+        layout = f"layout {plan.layout.name}, chunks of multiples of {plan.block} tokens"
+    queries = "tokens"
+    if plan.key_layout is not plan.layout:
+        queries = f"queries and {plan.n_kv} keys ({plan.key_layout.name})"
     lines = [
-        f"{plan.n} tokens on {plan.ranks} ranks, {spread} each ({sizes}, {plan.dtype.value}, "
+        f"{plan.n} {queries} on {plan.ranks} ranks, {spread} each ({sizes}, {plan.dtype.value}, "
         f"batch {plan.batch})",
-        f"layout {plan.layout.name}, chunks of multiples of {plan.block} tokens; forward and "
-        f"backward of all masks: {why}",
+        f"{layout}; forward and backward of all masks: {why}",
     ]
     empty = int((tokens == 0).sum())
     if empty:
@@ -54,9 +62,10 @@ def _layer(plan: Plan, name: str) -> list[str]:
         names = ", ".join(layer.reach.hull)
         lines.append(f"  {names}: not given, so keys count that any {names} may let through")
     size, received, sent = plan.token_bytes, layer.received, layer.sent
-    kept = int(plan.layout.tokens.max(initial=0)) * (plan.ranks - 1)
+    kept = int(plan.key_layout.tokens.max(initial=0)) * (plan.ranks - 1)
     most = int(received.max(initial=0))
-    exact = "exact" if layer.reach.granule == 1 else f"exact to {layer.reach.granule} tokens"
+    granule = layer.reach.granule if (layer.parts.share == 1).all() else plan.block
+    exact = "exact" if granule == 1 else f"exact to {granule} tokens"
     share = f", {most / kept:.1%} of what all-gather brings" if kept else ""
     hidden = float(np.minimum(forward.travel, forward.inner).max(initial=0.0))
     lines += [
@@ -96,7 +105,9 @@ def _moved(plan: Plan, name: str) -> str:
 
 def _rank(plan: Plan, name: str, rank: int) -> str:
     layer = plan.layer(name)
-    ranges = ", ".join(f"{start}-{stop - 1}" for start, stop in layer.layout.own.of(rank))
+    held = sorted(layer.layout.held(rank).stretches, key=lambda x: x.place)
+    ranges = ", ".join(f"{x.start}-{x.start + x.count - 1}" for x in held[:_MOST_RANGES])
+    ranges += f" and {len(held) - _MOST_RANGES} more ranges" if len(held) > _MOST_RANGES else ""
     sources: dict[int, int] = {}
     for transfer in layer.receives(rank):
         sources[transfer.sender] = sources.get(transfer.sender, 0) + transfer.stop - transfer.start
@@ -127,17 +138,18 @@ def shares_of(plan: Plan, name: str | None = None) -> np.ndarray:
 
     There are 32 groups at most; with more ranks than that a group's first rank stands for it.
     """
-    layer, layout = plan.layer(name), plan.layout
+    layer = plan.layer(name)
     group = -(-plan.ranks // _MOST_DRAWN)
     groups = -(-plan.ranks // group)
     shares = np.zeros((groups, groups))
     held = np.zeros(groups)
-    np.add.at(held, np.arange(plan.ranks) // group, layout.tokens)
+    np.add.at(held, np.arange(plan.ranks) // group, layer.key_layout.tokens)
     for row in range(groups):
         rank = row * group
         for transfer in layer.receives(rank):
             shares[row, transfer.sender // group] += transfer.stop - transfer.start
-        shares[row, row] += layout.tokens[rank] if group == 1 else 0
+        if group == 1 and plan.key_layout is plan.layout:
+            shares[row, row] += plan.layout.tokens[rank]
     return np.minimum(shares / np.maximum(held, 1), 1.0)
 
 

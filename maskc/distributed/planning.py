@@ -15,27 +15,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from maskc import driver
 from maskc.core.captured import Held
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
 from maskc.core.errors import LayerUnknown, PlanArgument, PlanData
 from maskc.core.layout import MAX_LENGTH
-from maskc.core.selection import SCORING
+from maskc.core.selection import SCORING, TOKENS
 from maskc.core.selection import Score as ByScore
 from maskc.core.source import caller
 from maskc.distributed import layouts, shards
 from maskc.distributed import plan_report as report
 from maskc.distributed.costs import shares
-from maskc.distributed.layouts import LAYOUTS, TokenLayout
+from maskc.distributed.layouts import GIVEN, LAYOUTS, TokenLayout
 from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.pieces import FEW
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.setting import HeadSizes, Setting
 from maskc.distributed.times import Times, by_calls, by_tiles
-from maskc.distributed.token_ranges import RangeSets, union
+from maskc.distributed.token_ranges import RangeSets, meetings, union
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import TopK, data_of_calls, default_parameters, structure, walk
+from maskc.dsl.nodes import KeyLists, TopK, data_of_calls, default_parameters, structure, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied
 from maskc.layout import to_host
@@ -71,11 +72,28 @@ class Visit:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockParts:
+    """Parts of blocks of queries, ascending; each lies in one block and in one chunk."""
+
+    first: np.ndarray
+    """int64 [parts]: the first query of each."""
+    block: np.ndarray
+    """int64 [parts]: its block."""
+    rank: np.ndarray
+    """int64 [parts]: the rank that holds it."""
+    share: np.ndarray
+    """float [parts]: its share of the queries of the block."""
+
+
+@dataclass(frozen=True, eq=False)
 class LayerPlan:
     """One mask on one layout of tokens."""
 
     mask: Mask
     layout: TokenLayout
+    """Layout of the queries."""
+    key_layout: TokenLayout
+    """Layout of the keys; the same object where these are the same tokens."""
     block: int
     reach: Reach
     moved: tuple[int, ...] = ()
@@ -85,15 +103,44 @@ class LayerPlan:
     write into them."""
 
     @cached_property
-    def ranking(self) -> tuple[str, ...]:
-        """The tensors by which the mask chooses keys: each call gives its rank's tokens of them."""
-        return _ranking(self.mask)
+    def choosing(self) -> dict[str, int]:
+        """The tensors that choose keys: each call gives its rank's tokens of them, along these
+        dimensions."""
+        return _choosing(self.mask)
 
     @cached_property
-    def block_rank(self) -> np.ndarray:
-        """int64 [blocks]: who holds each block of queries."""
-        first = np.arange(len(self.reach.keys)) * self.block
-        return np.asarray(self.layout.owner[self.layout.chunk(first)])
+    def parts(self) -> BlockParts:
+        """The parts of blocks of queries that ranks hold; whole blocks where these make chunks."""
+        blocks, edges = len(self.reach.keys), self.layout.edges
+        first = np.union1d(np.arange(blocks) * self.block, edges[:-1])
+        block = first // self.block
+        counts = np.diff(np.append(first, self.layout.n))
+        share = counts / np.bincount(block, counts, minlength=blocks)[block]
+        return BlockParts(first, block, self.layout.owner[self.layout.chunk(first)], share)
+
+    @cached_property
+    def _seen(self) -> tuple[np.ndarray, np.ndarray]:
+        """(part of a block, range of keys of `reach` that the block sees), int64 [pairs] each."""
+        block, keys = self.parts.block, self.reach.keys
+        return meetings(block, block + 1, keys.owner, keys.owner + 1)
+
+    def by_rank(self, values: np.ndarray, parts: np.ndarray | None = None) -> np.ndarray:
+        """Sum a value of each block, such as its cost, over the ranks: float [ranks].
+
+        Args:
+            values: float [blocks]; ranks with a part of a block have that share of its value.
+            parts: bool [parts]: those that count; None is all.
+        """
+        of = self.parts
+        share = of.share if parts is None else of.share * parts
+        return np.bincount(of.rank, share * values[of.block], minlength=self.layout.ranks)
+
+    @cached_property
+    def by_tables(self) -> bool:
+        """Whether a rank calls one kernel for all of its rows, with tables of the places of rows
+        and keys; else one for each stretch of its rows."""
+        scattered = self.layout.is_scattered or self.key_layout.is_scattered
+        return scattered and not driver.selects(self.mask)
 
     @cached_property
     def stays(self) -> np.ndarray:
@@ -121,24 +168,24 @@ class LayerPlan:
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
         """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
         ranks that hold keys of them, which may include the home)."""
-        hosts, chunk = {}, self.layout.chunk
+        hosts, chunk = {}, self.key_layout.chunk
         for home in dict.fromkeys(visit.home for visit in self.visits):
             visits_home = [visit for visit in self.visits if visit.home == home]
             keys = [x for visit in visits_home for x in visit.keys]
             chunks = (slice(int(chunk(low)), int(chunk(high - 1)) + 1) for low, high in keys)
-            held = np.unique(np.concatenate([self.layout.owner[piece] for piece in chunks]))
+            held = np.unique(np.concatenate([self.key_layout.owner[piece] for piece in chunks]))
             hosts[home] = sum(visit.stop - visit.start for visit in visits_home), held
         return hosts
 
     def hosted(self, cycles: np.ndarray) -> np.ndarray:
         """float [ranks]: what hosts have of the moved blocks' cycles [blocks], by their keys."""
         cycles_by_rank = np.zeros(self.layout.ranks)
-        edges = self.layout.edges
+        edges, owner = self.key_layout.edges, self.key_layout.owner
         for visit in self.visits:
             held = np.zeros(self.layout.ranks)
             for low, high in visit.keys:
                 tokens = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
-                held += np.bincount(self.layout.owner, tokens.clip(0), len(held))
+                held += np.bincount(owner, tokens.clip(0), len(held))
             cost = cycles[visit.start // self.block : -(-visit.stop // self.block)].sum()
             cycles_by_rank += cost * held / max(1.0, held.sum())
         return cycles_by_rank
@@ -159,17 +206,18 @@ class LayerPlan:
     @cached_property
     def needs(self) -> RangeSets:
         """The keys that each rank's queries see, without those that go to their keys."""
-        keys = self.reach.keys
-        stays = self.stays[keys.owner]
-        owner = self.block_rank[keys.owner[stays]]
-        ranges = keys.start[stays], keys.stop[stays]
-        return union(self.layout.n, self.layout.ranks, owner, *ranges)
+        keys, (part, seen) = self.reach.keys, self._seen
+        if self.moved:
+            stays = self.stays[self.parts.block[part]]
+            part, seen = part[stays], seen[stays]
+        ranges = keys.start[seen], keys.stop[seen]
+        return union(keys.n, self.layout.ranks, self.parts.rank[part], *ranges)
 
     @cached_property
     def halo(self) -> RangeSets:
         """The keys of `needs` that a rank does not hold: they travel to it, and their gradients
         back."""
-        return self.needs.without(self.layout.own)
+        return self.needs.without(self.key_layout.own)
 
     @property
     def scattered(self) -> np.ndarray:
@@ -187,15 +235,19 @@ class LayerPlan:
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """bool [blocks]: whether the stretch of tokens that a block is in has all its keys."""
-        keys, ranges = self.reach.keys, self.layout.own
-        start, stop = ranges._flat()
-        first = np.arange(len(keys)) * self.block + self.block_rank * (self.layout.n + 1)
-        place = np.searchsorted(start, first, side="right") - 1
-        shift = self.block_rank[keys.owner] * (self.layout.n + 1)
-        home = place[keys.owner]
-        away = (start[home] > keys.start + shift) | (stop[home] < keys.stop + shift)
-        is_inner: np.ndarray = np.bincount(keys.owner, away, minlength=len(keys)) == 0
+        """bool [parts]: whether the stretch of tokens that a part of a block is in has all keys of
+        the block."""
+        first, rank = self.parts.first, self.parts.rank
+        if self.by_tables or self.key_layout is not self.layout:
+            return np.zeros(len(first), bool)
+        keys, (part, seen), n = self.reach.keys, self._seen, self.layout.n
+        ranges, _ = self.layout.stretches
+        start, stop = ranges.on_one_line()
+        home = np.searchsorted(start, first + rank * (n + 1), side="right") - 1
+        shift = rank[part] * (n + 1)
+        away = start[home[part]] > keys.start[seen] + shift
+        away |= stop[home[part]] < keys.stop[seen] + shift
+        is_inner: np.ndarray = np.bincount(part, away, minlength=len(first)) == 0
         return is_inner
 
     @cached_property
@@ -212,7 +264,7 @@ class LayerPlan:
             covered: np.ndarray = (first * x - begun[first]) - (last * x - ended[last])
             return covered
 
-        ranges = self.layout.own
+        ranges = self.key_layout.own
         sums = np.concatenate([[0], np.cumsum(covered(ranges.stop) - covered(ranges.start))])
         counts: np.ndarray = sums[ranges.ptr[1:]] - sums[ranges.ptr[:-1]]
         return counts
@@ -224,27 +276,19 @@ class LayerPlan:
 
     def receives(self, rank: int) -> list[Transfer]:
         """Return the transfers that a rank receives, by senders and then by tokens."""
-        transfers = []
-        edges, owner = self.layout.edges, self.layout.owner
-        for start, stop in self.halo.of(rank):
-            first = int(self.layout.chunk(start))
-            while start < stop:
-                end = min(stop, int(edges[first + 1]))
-                transfers.append(Transfer(int(owner[first]), rank, start, end))
-                start, first = end, first + 1
-        return _joined(transfers)
+        held, (begin, end) = self.key_layout, self.halo.columns(rank)
+        number, chunk = meetings(begin, end, held.edges[:-1], held.edges[1:])
+        start = np.maximum(begin[number], held.edges[chunk])
+        stop = np.minimum(end[number], held.edges[chunk + 1])
+        return _joined(held.owner[chunk], np.full(len(chunk), rank), start, stop)
 
     def sends(self, rank: int) -> list[Transfer]:
         """Return the transfers that a rank sends, by receivers and then by tokens."""
-        transfers = []
-        halo, owners = self.halo, self.halo.owner
-        for begin, end in self.layout.own.of(rank):
-            for place in np.flatnonzero((halo.start < end) & (halo.stop > begin)).tolist():
-                start, stop = int(halo.start[place]), int(halo.stop[place])
-                transfers.append(
-                    Transfer(rank, int(owners[place]), max(start, begin), min(stop, end))
-                )
-        return _joined(transfers)
+        halo, (begin, end) = self.halo, self.key_layout.own.columns(rank)
+        number, at = meetings(halo.start, halo.stop, begin, end)
+        start = np.maximum(halo.start[number], begin[at])
+        stop = np.minimum(halo.stop[number], end[at])
+        return _joined(np.full(len(at), rank), halo.owner[number], start, stop)
 
     @property
     def travels(self) -> bool:
@@ -268,20 +312,22 @@ def _runs(blocks: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _joined(transfers: list[Transfer]) -> list[Transfer]:
-    """Sort transfers and join ranges that touch."""
-    made: list[Transfer] = []
-    for transfer in sorted(transfers, key=lambda x: (x.sender, x.receiver, x.start)):
-        last = made[-1] if made else None
-        pair = last is not None and (last.sender, last.receiver) == (
-            transfer.sender,
-            transfer.receiver,
-        )
-        if last is not None and pair and last.stop == transfer.start:
-            made[-1] = replace(last, stop=transfer.stop)
-        else:
-            made.append(transfer)
-    return made
+def _joined(
+    sender: np.ndarray, receiver: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> list[Transfer]:
+    """Sort transfers by ranks and tokens, and join ranges that touch.
+
+    Args:
+        sender, receiver, start, stop: int64 [ranges].
+    """
+    order = np.lexsort((start, receiver, sender))
+    sender, receiver, start, stop = (x[order] for x in (sender, receiver, start, stop))
+    new = np.ones(len(order), bool)
+    new[1:] = (sender[1:] != sender[:-1]) | (receiver[1:] != receiver[:-1])
+    new[1:] |= start[1:] != stop[:-1]
+    last = np.append(new[1:], True)[: len(order)]
+    columns = sender[new], receiver[new], start[new], stop[last]
+    return [Transfer(*x) for x in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,8 +340,11 @@ class Plan(Setting):
     layers: Mapping[str, LayerPlan]
     """By the names that the masks were given; a single mask is `mask`."""
     layout: TokenLayout
+    """Layout of the queries."""
+    key_layout: TokenLayout
+    """Layout of the keys; the same object where these are the same tokens."""
     block: int
-    """Tokens that chunks are multiples of."""
+    """Queries that count together. Chunks of named layouts are multiples of it."""
     data: Mapping[str, object]
     tried: Mapping[str, float]
     """Predicted milliseconds, forward and backward of all masks, of each layout."""
@@ -304,21 +353,46 @@ class Plan(Setting):
 
     @property
     def n(self) -> int:
-        """Tokens of the sequence."""
+        """Tokens of the sequence: queries."""
         return self.layout.n
+
+    @property
+    def n_kv(self) -> int:
+        """The number of keys; `n` unless the plan is for cross attention."""
+        return self.key_layout.n
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return self.layout.ranks
 
-    def tokens(self, rank: int) -> int:
-        """Return the number of tokens of a rank; 0 if there are more ranks than blocks."""
-        return int(self.layout.tokens[rank])
+    def layout_of(self, of: str) -> TokenLayout:
+        """Return the layout of the queries, "q", or of the keys, "k".
 
-    def indices(self, rank: int) -> np.ndarray:
-        """Return the tokens of a rank, in its order: int64 [tokens]."""
-        return self.layout.indices(rank)
+        Raises:
+            PlanArgument: `of` is neither (MC700).
+        """
+        if of not in ("q", "k"):
+            raise PlanArgument("of", repr(of), '"q" or "k"', at="of")
+        return self.layout if of == "q" else self.key_layout
+
+    def tokens(self, rank: int, of: str = "q") -> int:
+        """Return the number of tokens of a rank; 0 if there are more ranks than blocks.
+
+        Args:
+            rank: the rank.
+            of: "q", or "k" for the keys of cross attention.
+        """
+        return int(self.layout_of(of).tokens[rank])
+
+    def indices(self, rank: int, of: str = "q") -> np.ndarray:
+        """Return the tokens of a rank, in its order: int64 [tokens].
+
+        Args:
+            rank: the rank.
+            of: "q", or "k" for the keys of cross attention.
+        """
+        return self.layout_of(of).indices(rank)
 
     def layer(self, name: str | None = None) -> LayerPlan:
         """Return the plan of one mask; its name may be omitted if there is only one.
@@ -374,8 +448,8 @@ class Plan(Setting):
     def _over(self, layer: LayerPlan, data: Mapping[str, object]) -> LayerPlan:
         """A layer in the same layout, with other data or other content of captured tensors."""
         held = _held(layer.mask)
-        reach = _reach(layer.mask, self.n, self.block, self.heads.q, data)
-        made = LayerPlan(layer.mask, self.layout, self.block, reach, held=held)
+        reach = _reach(layer.mask, (self.n, self.n_kv), self.block, self.heads.q, data)
+        made = replace(layer, reach=reach, moved=(), held=held)
         return moved(made, self.move_rows, self)
 
     def data_of(self, layer: LayerPlan) -> dict[str, object]:
@@ -459,7 +533,7 @@ class Plan(Setting):
         a time, under the tiles of those that have come; what it takes to merge is left out.
         """
         times, _ = self._times_in(self.layer(layer).at_home)
-        kept = float(self.layout.tokens.max(initial=0)) * self.token_bytes
+        kept = float(self.key_layout.tokens.max(initial=0)) * self.token_bytes
         most = float(times.compute.max(initial=0.0))
         rounds = self.ranks - 1
         gathered = self.network.milliseconds(kept * rounds, kept * rounds) if rounds else 0.0
@@ -472,7 +546,9 @@ class Plan(Setting):
         """sha256, hexadecimal: equal where ranks have the same plan."""
         digest = sha256()
         digest.update(repr((self.n, self.ranks, self.block, self.heads, self.dtype.value)).encode())
-        digest.update(self.layout.edges.tobytes() + self.layout.owner.tobytes())
+        for layout in (self.layout, self.key_layout):
+            for array in (layout.edges, layout.owner, layout.slot):
+                digest.update(array.tobytes())
         for name, layer in self.layers.items():
             digest.update(repr((name, structure(layer.mask))).encode())
             for array in (layer.needs.ptr, layer.needs.start, layer.needs.stop):
@@ -545,8 +621,8 @@ def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
     asked = tuple(masks)
     known = {name for mask in asked for name in _names(mask)}
     for name in data:
-        if any(name in _ranking(mask) for mask in asked):
-            fault = f"{name} ranks keys: calls give it, a plan reads none of it"
+        if any(name in _choosing(mask) for mask in asked):
+            fault = f"{name} chooses keys: calls give it, a plan reads none of it"
             hint = f"mc.distributed.attention(q, k, v, plan, {name}=...), this rank's tokens of it"
             raise PlanData(fault, hint, at=name)
         if name not in known:
@@ -554,10 +630,15 @@ def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
             raise PlanData(f"no mask reads {name!r}", f"they read {listed}", at=name)
 
 
-def _ranking(mask: Mask) -> tuple[str, ...]:
-    """The tensors that calls give for the mask to choose keys by."""
-    chosen = (node for node in walk(mask) if isinstance(node, TopK))
-    return tuple(dict.fromkeys(name for node in chosen for name in SCORING[ByScore(node.score)]))
+def _choosing(mask: Mask) -> dict[str, int]:
+    """The tensors that calls give for the mask to choose keys by, and where their tokens are."""
+    chosen: dict[str, int] = {}
+    for node in walk(mask):
+        if isinstance(node, TopK):
+            chosen |= {name: TOKENS.get(name, -2) for name in SCORING[ByScore(node.score)]}
+        elif isinstance(node, KeyLists):
+            chosen[node.decl.name] = -2
+    return chosen
 
 
 def _names(mask: Mask) -> set[str]:
@@ -575,7 +656,9 @@ def plan(
     *,
     heads: Sequence[int] = (32, 8, 128, 128),
     dtype: object = "bfloat16",
-    layout: str = "auto",
+    layout: Any = "auto",
+    n_kv: int | None = None,
+    key_layout: Any = None,
     network: str | Network | None = None,
     batch: int = 1,
     block: int | None = None,
@@ -593,7 +676,13 @@ def plan(
         dtype: of keys and values.
         layout: "contiguous"; "zigzag", one chunk from the front and one from the back; "striped",
             chunks in turn; "balanced", chunks by the cost of their queries. "auto" is the one with
-            the least predicted time.
+            the least predicted time. Or the tokens in the slots of each rank, where something else
+            has placed them: integers [ranks, tokens]; [n] or [1, n], cut into equal parts; or a
+            list of one array for each rank, of any lengths. See `zigzag`.
+        n_kv: keys, if these are other tokens than the queries (cross attention). Positions count
+            as in one process: masks align the last query with the last key unless told otherwise.
+        key_layout: "contiguous", "zigzag", "striped" or positions, if keys lie on other ranks than
+            the queries do. None: where the queries lie, or contiguous if there are other keys.
         network: "nvlink", "400Gb/s", "800Gb/s" or another speed per rank; None is NVLink up to
             eight ranks and 400 Gb/s beyond.
         batch: sequences.
@@ -609,6 +698,7 @@ def plan(
 
     Raises:
         PlanArgument: a number is out of range (MC700).
+        LayoutPositions: a layout does not place every token once (MC710).
         PlanData: arrays were given for some names only (MC702).
         NetworkUnknown: no such network (MC708).
         MaskcError: a mistake in masks or data.
@@ -621,54 +711,78 @@ def plan(
     ranks = _number("ranks", ranks, 1, 1 << 20)
     batch = _number("batch", batch, 1, 1 << 20)
     sizes = _heads(heads)
+    lengths = n, n if n_kv is None else _number("n_kv", n_kv, 0, MAX_LENGTH)
+    outside = _outside(layout, n, ranks, "layout")
     multiple = lcm(*map(granularity, named.values()))
     if block is None:
         block = layouts.block_size(n, ranks, multiple if multiple <= 1024 else 1)
+        block = block if outside is None else layouts.block_within(outside, block)
     else:
         block = _number("block", block, 1, 1 << 16)
-    if layout not in ("auto", *LAYOUTS):
-        wanted = f"auto or one of {', '.join(LAYOUTS)}"
-        raise PlanArgument("layout", repr(layout), wanted, at="layout")
+    keys: TokenLayout | None = None
+    if lengths[1] != n or key_layout is not None:
+        key_layout = "contiguous" if key_layout is None else key_layout
+        keys = _outside(key_layout, lengths[1], ranks, "key_layout")
+        if keys is None:
+            size = layouts.block_size(lengths[1], ranks)
+            keys = layouts.make(key_layout, lengths[1], ranks, size, np.zeros(0))
     setting = Setting(sizes, DType.parse(dtype), batch, network_of(network, ranks))
     _check_names(named.values(), data or {})
     given = _copied(data or {})
     held = {name: _held(mask) for name, mask in named.items()}
-    reaches = {name: _reach(mask, n, block, sizes.q, given) for name, mask in named.items()}
+    reaches = {name: _reach(mask, lengths, block, sizes.q, given) for name, mask in named.items()}
     if not given:
         reaches = {
-            name: replace(reach, shares=shares(named[name], reach, n, setting))
+            name: replace(reach, shares=shares(named[name], reach, lengths, setting))
             for name, reach in reaches.items()
         }
-    names = LAYOUTS if layout == "auto" else (layout,)
-    if ranks == 1:
-        names = ("contiguous",) if layout == "auto" else (layout,)
-    best: tuple[float, TokenLayout, dict[str, LayerPlan]] | None = None
+    names: tuple[str, ...] = LAYOUTS if ranks > 1 else LAYOUTS[:1]
+    if outside is not None or layout != "auto":
+        names = (GIVEN if outside is not None else layout,)
+    best: tuple[float, TokenLayout, TokenLayout, dict[str, LayerPlan]] | None = None
     tried = {}
     forward, _ = setting.passes
     weights = sum((x.shares[0] * forward.of_blocks(x, block) for x in reaches.values()), 0.0)
     for name in names:
-        tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
+        tokens = outside or layouts.make(name, n, ranks, block, np.asarray(weights))
+        sides = tokens, keys or tokens
         made = {
-            key: moved(
-                LayerPlan(named[key], tokens, block, reaches[key], held=held[key]), move_rows,
-                setting,
-            )
-            for key in named
-        }  # fmt: skip
+            key: LayerPlan(mask, *sides, block, reaches[key], held=held[key])
+            for key, mask in named.items()
+        }
+        made = {key: moved(layer, move_rows, setting) for key, layer in made.items()}
         tried[name] = sum(x.total for layer in made.values() for x in by_tiles(layer, setting))
         if best is None or tried[name] < _WORTH * best[0]:
-            best = tried[name], tokens, made
+            best = tried[name], *sides, made
     if best is None:
         raise PlanArgument("masks", "an empty dict", "one mask or more", at="masks")
     return Plan(
-        sizes, setting.dtype, batch, setting.network, best[2], best[1], block, given, tried,
-        move_rows,
+        sizes, setting.dtype, batch, setting.network, best[3], best[1], best[2], block, given,
+        tried, move_rows,
     )  # fmt: skip
 
 
-def _reach(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
+def _outside(layout: Any, n: int, ranks: int, name: str) -> TokenLayout | None:
+    """Return the layout that a caller brings; None for a name of one.
+
+    Raises:
+        PlanArgument: an unknown name.
+        LayoutPositions: not every token is in it once.
+    """
+    if not isinstance(layout, str):
+        return layouts.of_positions(layout, n, ranks, name)
+    known = ("auto", *LAYOUTS) if name == "layout" else ("contiguous", "zigzag", "striped")
+    if layout not in known:
+        wanted = f"{', '.join(known)}, or the tokens in the slots of each rank"
+        raise PlanArgument(name, repr(layout), wanted, at=name)
+    return None
+
+
+def _reach(
+    mask: Mask, lengths: tuple[int, int], block: int, n_heads: int, data: Mapping[str, object]
+) -> Reach:
     data_of_mask = {name: value for name, value in data.items() if name in _names(mask)}
-    return reach_of(mask, n, block, n_heads, data_of_mask)
+    return reach_of(mask, lengths, block, n_heads, data_of_mask)
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:

@@ -72,12 +72,18 @@ class _Set:
     """Query heads that have it, on average over the sequences."""
 
 
-def reach_of(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
-    """Return the keys that a mask's queries see at n tokens.
+Lengths = tuple[int, int]
+"""Queries and keys of a sequence."""
+
+
+def reach_of(
+    mask: Mask, lengths: Lengths, block: int, n_heads: int, data: Mapping[str, object]
+) -> Reach:
+    """Return the keys that a mask's queries see.
 
     Args:
         mask: any mask; of run-time selections all candidates count.
-        n: queries and keys.
+        lengths: queries and keys.
         block: queries that count together.
         n_heads: query heads.
         data: parameters, and all arrays that the mask names or none of them.
@@ -85,20 +91,20 @@ def reach_of(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, ob
     Raises:
         MaskcError: a mistake in data (MC3xx) or heads (MC1xx).
     """
-    sets, hull = _sets(mask, n, n_heads, data)
-    blocks = -(-n // block)
+    sets, hull = _sets(mask, lengths, n_heads, data)
+    blocks = -(-lengths[0] // block)
     tiles, partial = np.zeros(blocks), np.zeros(blocks)
     owner, start, stop, granule = [], [], [], 1
     for of_set in sets:
-        row, first, last, exact = _runs(of_set, n, block)
+        row, first, last, exact = _runs(of_set, lengths, block)
         owner.append(row)
         start.append(first)
         stop.append(last)
         granule = max(granule, exact)
-        live, dead = _tally(of_set, n, block)
+        live, dead = _tally(of_set, lengths, block)
         tiles += of_set.heads * live
         partial += of_set.heads * dead
-    keys = union(n, blocks, *(np.concatenate(x) for x in (owner, start, stop)))
+    keys = union(lengths[1], blocks, *(np.concatenate(x) for x in (owner, start, stop)))
     remainders = any(divides(of_set.keep) for of_set in sets)
     return Reach(keys, granule, tiles, partial, n_heads, hull, remainders)
 
@@ -109,10 +115,11 @@ def divides(keep: Expr) -> bool:
 
 
 def _sets(
-    mask: Mask, n: int, n_heads: int, data: Mapping[str, object]
+    mask: Mask, lengths: Lengths, n_heads: int, data: Mapping[str, object]
 ) -> tuple[list[_Set], tuple[str, ...]]:
     """The distinct sets of all heads, and the names of data that nobody gave."""
-    inner, given = with_captured(mask, data, n_heads, n, n)
+    n = max(lengths)
+    inner, given = with_captured(mask, data, n_heads, *lengths)
     irs = on_all_heads(inner, heads_of(inner, None) or n_heads)
     wanted = {
         decl.name for ir in irs for decl in ir.data
@@ -130,7 +137,7 @@ def _sets(
             keep = _without_data(ir.keep)
             counts[keep] = counts.get(keep, 0) + n_heads // len(irs)
         return [_Set(keep, params, {}, heads) for keep, heads in counts.items()], missing
-    asked = bound(irs, n, n, given)
+    asked = bound(irs, *lengths, given)
     heads, sequences = range(asked.heads), range(asked.sequences)
     share = n_heads / (len(heads) * len(sequences))
     return [
@@ -152,25 +159,27 @@ def _without_data(keep: Expr) -> Expr:
 _Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _spans(reached: _Set, n: int, tile: TileShape) -> _Spans | None:
+def _spans(reached: _Set, lengths: Lengths, tile: TileShape) -> _Spans | None:
     """(first, count) [rows, loops], (step, full) [loops] where closed forms hold."""
     recipe = layout_recipe(reached.keep, tile)
-    values = values_of(recipe, n, n, reached.params)
-    if not n or not loops_hold(recipe, values):
+    n_q, n_kv = lengths
+    values = values_of(recipe, n_q, n_kv, reached.params)
+    if not n_q or not n_kv or not loops_hold(recipe, values):
         return None
     loops = recipe.loops or ()
-    first, count = loop_spans(loops, values, -(-n // tile.q), -(-n // tile.k))
+    first, count = loop_spans(loops, values, -(-n_q // tile.q), -(-n_kv // tile.k))
     steps = np.array([loop.step for loop in loops], np.int64)
     return first, count, steps, np.array([loop.full for loop in loops], bool)
 
 
-def _united(of_set: _Set, n: int, tile: TileShape) -> list[_Spans]:
+def _united(of_set: _Set, lengths: Lengths, tile: TileShape) -> list[_Spans]:
     """Closed forms that together are the mask's, those of its alternatives where it has none
     itself; empty where some are missing."""
-    spans = _spans(of_set, n, tile)
+    spans = _spans(of_set, lengths, tile)
     if spans is not None:
         return [spans]
-    parts = [_united(replace(of_set, keep=keep), n, tile) for keep in _alternatives(of_set.keep)]
+    keeps = _alternatives(of_set.keep)
+    parts = [_united(replace(of_set, keep=keep), lengths, tile) for keep in keeps]
     return [x for part in parts for x in part] if all(parts) else []
 
 
@@ -184,26 +193,28 @@ def _alternatives(keep: Expr) -> list[Expr]:
     return []
 
 
-def _runs(of_set: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def _runs(
+    of_set: _Set, lengths: Lengths, block: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Return (block, first key, past the last key) of stretches of keys, and their granularity."""
-    granule = 1
-    while -(-n // block) * -(-n // granule) > _MOST_TILES and granule < TILE:
+    granule, (n_q, n_kv) = 1, lengths
+    while -(-n_q // block) * -(-n_kv // granule) > _MOST_TILES and granule < TILE:
         granule *= 2
     for size in sorted({1, granule} if granule == 1 else {1, TILE}):
-        spans = _united(of_set, n, TileShape(block, size))
+        spans = _united(of_set, lengths, TileShape(block, size))
         single = sum(int((count * (steps > 1)).sum()) for _, count, steps, _ in spans)
         if spans and single <= _MOST_TILES:
-            runs = [_unrolled(*span[:3], n, size) for span in spans]
+            runs = [_unrolled(*span[:3], n_kv, size) for span in spans]
             row, start, stop = (np.concatenate(x) for x in zip(*runs, strict=True))
             return row, start, stop, size
-    lists = _tiles(of_set, n, TileShape(block, granule))
+    lists = _tiles(of_set, lengths, TileShape(block, granule))
     row = np.repeat(np.arange(lists.shape[0]), np.diff(lists.row_ptr))
     start = lists.col.astype(np.int64) * granule
-    return row, start, np.minimum(start + granule, n), granule
+    return row, start, np.minimum(start + granule, n_kv), granule
 
 
-def _tiles(of_set: _Set, n: int, tile: TileShape) -> BlockLayout:
-    return build(layout_recipe(of_set.keep, tile), n, n, of_set.params, of_set.arrays)
+def _tiles(of_set: _Set, lengths: Lengths, tile: TileShape) -> BlockLayout:
+    return build(layout_recipe(of_set.keep, tile), *lengths, of_set.params, of_set.arrays)
 
 
 def _unrolled(
@@ -227,14 +238,14 @@ def _unrolled(
     return np.concatenate(rows), np.concatenate(starts), np.concatenate(stops)
 
 
-def _tally(of_set: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _tally(of_set: _Set, lengths: Lengths, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Live tiles of each block, and those of them with dead pairs, in tiles of the block's rows.
 
     Rows are those of usual tiles where blocks are larger and closed forms say what they see.
     """
     fine = None
-    if block > TILE and block % TILE == 0 and n <= _MOST_ROWS * TILE:
-        fine = _spans(of_set, n, TileShape(TILE, TILE))
+    if block > TILE and block % TILE == 0 and lengths[0] <= _MOST_ROWS * TILE:
+        fine = _spans(of_set, lengths, TileShape(TILE, TILE))
     if fine is not None:
         _, count, _, full = fine
         starts = np.arange(0, len(count), block // TILE)
@@ -243,11 +254,11 @@ def _tally(of_set: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
             for x in (count, count[:, ~full])
         )  # type: ignore[return-value]
     tile = TileShape(block, TILE)
-    spans = _spans(of_set, n, tile)
+    spans = _spans(of_set, lengths, tile)
     if spans is not None:
         _, count, _, full = spans
         return count.sum(axis=1, dtype=np.int64), count[:, ~full].sum(axis=1, dtype=np.int64)
-    lists = _tiles(of_set, n, tile)
+    lists = _tiles(of_set, lengths, tile)
     full_tiles = np.concatenate([[0], np.cumsum(lists.kind == FULL)])
     live = np.diff(lists.row_ptr).astype(np.int64)
     return live, live - (full_tiles[lists.row_ptr[1:]] - full_tiles[lists.row_ptr[:-1]])

@@ -119,7 +119,7 @@ def _guests(work: RankWork) -> str:
 
 
 def _copied(work: RankWork) -> int:
-    return sum(copy.count for copy in work.copies)
+    return work.copied[0].tokens
 
 
 def _to(messages: Iterable[tuple[int, Pieces]]) -> str:

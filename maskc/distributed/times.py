@@ -14,7 +14,7 @@ import numpy as np
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.distributed.costs import of_call
-from maskc.distributed.pieces import FEW
+from maskc.distributed.pieces import FEW, MANY
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
@@ -64,16 +64,17 @@ class Times:
 def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
     """Predict both passes by the mask's tiles in the cost model of usual kernels."""
     ranks, bytes_each, network = layer.layout.ranks, setting.token_bytes, setting.network
-    pieces = np.diff(layer.layout.own.ptr)
+    pieces = np.diff(layer.layout.stretches[0].ptr)
+    pieces = np.minimum(pieces, 1) if layer.by_tables else pieces
     received, sent = layer.received * bytes_each, layer.sent * bytes_each
     traffic = setting.traffic(layer)
     answered = network.microseconds / 1e3 * (traffic[0].sent > sent)  # after all else
-    edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
-    calls = pieces + edge
+    edge = np.bincount(layer.parts.rank, ~layer.inner, minlength=ranks) > 0
+    calls = pieces + (edge & ~layer.by_tables)
     for _, hosts in layer.hosts.values():
         calls[hosts] += 1
     # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
-    packed = np.minimum(sent, layer.layout.tokens * bytes_each)
+    packed = np.minimum(sent, layer.key_layout.tokens * bytes_each)
     copied = np.where(edge, 2 * received + packed, packed)
     copied = copied + np.where(layer.scattered, received + layer.span * bytes_each / 2, 0)
     copied = copied / _COPIED + (pieces > 1) * calls * _CALL
@@ -82,10 +83,10 @@ def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
         travel = np.array([network.milliseconds(*x) for x in zip(*bytes_of, strict=True)])
         share *= setting.batch
         cycles = share * pass_of.of_blocks(layer.reach, layer.block)
-        compute: Any = np.bincount(layer.block_rank, cycles * layer.stays, minlength=ranks)
+        compute: Any = layer.by_rank(cycles * layer.stays)
         compute = compute + layer.hosted(cycles)
         compute = compute + share * pass_of.of_rows(layer.layout.tokens, setting.heads.q)
-        inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
+        inner = layer.by_rank(cycles, layer.inner)
         launches = calls * pass_of.card.launch_us / 1e3 + copied + answered
         tiles = pass_of.milliseconds(compute)
         times.append(Times(tiles, tiles + launches, pass_of.milliseconds(inner), travel))
@@ -110,7 +111,7 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:
         for rank in sorted(slowest):
-            tiles = layer.reach.tiles[layer.block_rank == rank].sum() / layer.reach.heads
+            tiles = layer.by_rank(layer.reach.tiles)[rank] / layer.reach.heads
             exact = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MOST_TILES else None
             if exact is None:
                 return rough
@@ -164,9 +165,10 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     distinct = {pieces for _, pieces in work.outgoing}
     sent = sum(pieces.tokens for pieces in distinct)
     apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
-    rows = sum(copy.count for copy in work.copies)
+    rows = work.copied[0].tokens
     cleared = work.size / 2 if len(work.gaps) > FEW else 0
-    buffer, parts = rows + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), FEW)
+    copies = 2 * (len(work.copies) if len(work.copies) <= MANY else 2)
+    buffer, parts = rows + apart + cleared, copies + min(len(work.gaps), FEW)
     again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
     later = sorted(call.keys for call in work.calls if not call.own_keys)
@@ -175,7 +177,7 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     return (
         (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(apart)),
         (again * buffer + work.came.tokens + 1.5 * (rows + returned + both),
-         again * parts + packs + 2 * len(work.copies) + 2 * len(work.outgoing)),
+         again * parts + packs + copies + 2 * len(work.outgoing)),
     )  # fmt: skip
 
 

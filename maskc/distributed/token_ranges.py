@@ -7,6 +7,80 @@ from dataclasses import dataclass
 import numpy as np
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens start .. start + count - 1 of the sequence, in consecutive places from `place` on."""
+
+    start: int
+    place: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedTokens:
+    """Stretches of tokens, ascending, and where each lies: in a rank's slots, or in a buffer."""
+
+    start: np.ndarray
+    """int64 [stretches]."""
+    stop: np.ndarray
+    """int64 [stretches], past the end."""
+    place: np.ndarray
+    """int64 [stretches]: where the first token of each lies."""
+
+    @classmethod
+    def of(cls, stretches: list[Stretch]) -> PlacedTokens:
+        """Collect stretches, which ascend."""
+        columns = [(x.start, x.start + x.count, x.place) for x in stretches]
+        start, stop, place = np.array(columns, np.int64).reshape(-1, 3).T
+        return cls(start, stop, place)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return int((self.stop - self.start).sum())
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """The stretches one by one."""
+        columns = (self.start, self.place, self.stop - self.start)
+        return [Stretch(*x) for x in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def inside(self, start: int, stop: int) -> list[Stretch]:
+        """The parts of the stretches that have tokens start .. stop - 1."""
+        return [x for _, x in self.common(np.array([start]), np.array([stop]))]
+
+    def common(self, start: np.ndarray, stop: np.ndarray) -> list[tuple[int, Stretch]]:
+        """(number of a range, a part of a stretch that lies in it), range by range.
+
+        Args:
+            start, stop: int64 [ranges], in any order.
+        """
+        number, at = meetings(start, stop, self.start, self.stop)
+        low = np.maximum(start[number], self.start[at])
+        count = np.minimum(stop[number], self.stop[at]) - low
+        columns = low, self.place[at] + low - self.start[at], count
+        parts = (Stretch(*x) for x in zip(*(column.tolist() for column in columns), strict=True))
+        return list(zip(number.tolist(), parts, strict=True))
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens, ascending, and the place of each: int64 [tokens] each."""
+        counts = self.stop - self.start
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(self.start, counts) + within, np.repeat(self.place, counts) + within
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """int64 [tokens]: the token in each place, where places are 0, 1, ... without gaps."""
+        ascending, places = self.pairs
+        tokens = np.empty_like(ascending)
+        tokens[places] = ascending
+        return tokens
+
+
 @dataclass(frozen=True, eq=False)
 class RangeSets:
     """A set of tokens below n for each owner (a rank, mostly), as ranges that do not touch."""
@@ -34,12 +108,22 @@ class RangeSets:
         counts: np.ndarray = sums[self.ptr[1:]] - sums[self.ptr[:-1]]
         return counts
 
+    def columns(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
+        """The starts and the stops of one owner's ranges, int64 [ranges] each."""
+        part = slice(int(self.ptr[owner]), int(self.ptr[owner + 1]))
+        return self.start[part], self.stop[part]
+
     def of(self, owner: int) -> list[tuple[int, int]]:
         """The ranges (start, stop) of one owner."""
-        stretch = slice(int(self.ptr[owner]), int(self.ptr[owner + 1]))
-        return list(zip(self.start[stretch].tolist(), self.stop[stretch].tolist(), strict=True))
+        start, stop = self.columns(owner)
+        return list(zip(start.tolist(), stop.tolist(), strict=True))
 
-    def _flat(self) -> tuple[np.ndarray, np.ndarray]:
+    def side_by_side(self, owner: int) -> PlacedTokens:
+        """Place the tokens of one owner next to each other."""
+        start, stop = self.columns(owner)
+        return PlacedTokens(start, stop, np.cumsum(stop - start) - (stop - start))
+
+    def on_one_line(self) -> tuple[np.ndarray, np.ndarray]:
         """All ranges on one line, owner after owner, which keeps them in order and apart."""
         shift = self.owner * (self.n + 1)
         return self.start + shift, self.stop + shift
@@ -48,19 +132,16 @@ class RangeSets:
         """The tokens that each owner lacks."""
         owners = np.arange(len(self))
         first, last = owners * (self.n + 1), owners * (self.n + 1) + self.n
-        start, stop = self._flat()
+        start, stop = self.on_one_line()
         starts = np.sort(np.concatenate([first, stop]))
         stops = np.sort(np.concatenate([start, last]))
         return _split(self.n, len(self), starts, stops)
 
     def intersect(self, other: RangeSets) -> RangeSets:
         """The tokens that both sets of each owner have."""
-        start, stop = self._flat()
-        begin, end = other._flat()
-        low = np.searchsorted(end, start, side="right")
-        count = (np.searchsorted(begin, stop, side="left") - low).clip(0)
-        mine = np.repeat(np.arange(len(start)), count)
-        its = np.repeat(low - np.cumsum(count) + count, count) + np.arange(len(mine))
+        start, stop = self.on_one_line()
+        begin, end = other.on_one_line()
+        mine, its = meetings(start, stop, begin, end)
         return _split(
             self.n, len(self), np.maximum(start[mine], begin[its]), np.minimum(stop[mine], end[its])
         )
@@ -68,6 +149,21 @@ class RangeSets:
     def without(self, other: RangeSets) -> RangeSets:
         """The tokens of each owner that the other set lacks."""
         return self.intersect(other.complement())
+
+
+def meetings(
+    start: np.ndarray, stop: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of ranges with common tokens: (which of the first ones, which of the others).
+
+    Args:
+        start, stop: int64 [ranges], in any order; pairs come in this order.
+        begin, end: int64 [others], ascending and disjoint.
+    """
+    low = np.searchsorted(end, start, side="right")
+    count = (np.searchsorted(begin, stop, side="left") - low).clip(0)
+    mine = np.repeat(np.arange(len(start)), count)
+    return mine, np.repeat(low - np.cumsum(count) + count, count) + np.arange(len(mine))
 
 
 def union(n: int, owners: int, owner: np.ndarray, start: np.ndarray, stop: np.ndarray) -> RangeSets:

@@ -2,7 +2,8 @@
 
 Rows whose keys all lie in one stretch of the rank's own tokens need nothing of others: they run
 while keys travel. The other rows read one buffer, in which what came and copies of some of the
-rank's own keys lie in the order of the sequence.
+rank's own keys lie in the order of the sequence. A rank with tokens from many places reads that
+buffer in one call for all rows, with tables of the places.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskc.distributed import stages
-from maskc.distributed.local import LocalMask, Stretch, localized
-from maskc.distributed.pieces import Joined, Pieces
-from maskc.distributed.token_ranges import union
+from maskc.distributed.local import LocalMask, localized, tabulated
+from maskc.distributed.pieces import Joined, Lookup, Pieces
+from maskc.distributed.token_ranges import PlacedTokens, Stretch, union
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
@@ -62,6 +63,13 @@ class RankCall:
     first: tuple[int, int] | None
     """The first query and the first key of a call, counted in the sequence; None where keys come
     from several places."""
+    seen: PlacedTokens
+    """Which keys of the sequence its keys are."""
+
+    @cached_property
+    def place_of_key(self) -> Lookup:
+        """Look-up of the places of keys among those of the call."""
+        return Lookup(self.seen)
 
     @property
     def queries(self) -> slice:
@@ -90,7 +98,8 @@ class Guest:
 class RankWork:
     """All of a rank's work in one layer."""
 
-    tokens: int
+    keys: int
+    """The rank's own keys."""
     size: int
     """Tokens of the buffer; 0 where there is none."""
     outgoing: Messages
@@ -136,10 +145,16 @@ class RankWork:
         """The stages of the backward pass."""
         return stages.backward(self)
 
+    @cached_property
+    def copied(self) -> tuple[Pieces, Pieces]:
+        """All copies: their own tokens, and where they lie in the buffer."""
+        sources = Pieces((copy.source, copy.count) for copy in self.copies)
+        return sources, Pieces((copy.place, copy.count) for copy in self.copies)
+
     @property
     def mostly_copies(self) -> bool:
         """Whether a buffer holds so much of the rank's own that it is rather made again."""
-        return sum(copy.count for copy in self.copies) >= 2 * self.came.tokens
+        return self.copied[0].tokens >= 2 * self.came.tokens
 
 
 def _by_peer(stretches: Iterable[tuple[int, int, int]]) -> Messages:
@@ -164,82 +179,108 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: a selection that shards would cut (MC707).
     """
-    ranges = layer.layout.own.of(rank)
-    places = np.cumsum([0, *(stop - start for start, stop in ranges)]).tolist()
-    inner, outer = _rows(layer, ranges)
-    most = 1 if one_stretch else _MOST_STRETCHES
-    buffer = _stretches(layer, [rows for _, rows in outer], most)
-    calls = []
-    for number, (start, stop) in inner:
-        first, last = ranges[number]
-        keys = Stretch(first, 0, last - first)
-        calls.append(
-            _call(plan, layer, places[number] + start - first, start, stop, [keys], True,
-                  places[number])
-        )  # fmt: skip
-    for number, (start, stop) in outer:
-        row = places[number] + start - ranges[number][0]
-        keys_of, key = _part(layer, buffer, start, stop)
-        calls.append(_call(plan, layer, row, start, stop, keys_of, False, key))
-    size = buffer[-1].place + buffer[-1].count if buffer else 0
-    copies, receives, gaps = _filled(layer, rank, ranges, places, buffer)
-    sends = (
-        (transfer.receiver, _place(ranges, places, transfer.start), transfer.stop - transfer.start)
-        for transfer in layer.sends(rank)
-    )
+    if layer.by_tables and not one_stretch:
+        calls, buffer = _together(plan, layer, rank)
+    else:
+        calls, buffer = _apart(plan, layer, rank, 1 if one_stretch else _MOST_STRETCHES)
+    held = layer.key_layout.held(rank)
+    copies, receives, gaps = _filled(layer, rank, held, buffer)
+    sends = layer.sends(rank)
+    start, stop = (np.array([getattr(x, at) for x in sends], np.int64) for at in ("start", "stop"))
+    sent = ((sends[at].receiver, x.place, x.count) for at, x in held.common(start, stop))
     came = Pieces((place, count) for _, place, count in receives)
     return RankWork(
-        places[-1], size, _by_peer(sends), _by_peer(receives), came, copies, gaps, tuple(calls),
-        *_visits(plan, layer, rank, ranges, places),
+        held.tokens, _size(buffer), _by_peer(sent), _by_peer(receives), came, copies, gaps,
+        tuple(calls), *_visits(plan, layer, rank, held),
     )  # fmt: skip
+
+
+def _apart(
+    plan: Plan, layer: LayerPlan, rank: int, most: int
+) -> tuple[list[RankCall], list[Stretch]]:
+    """(calls for the rows of each stretch of tokens, the buffer that those share).
+
+    Args:
+        most: stretches of the buffer, at most.
+    """
+    inner, outer = _rows(layer, layer.layout.held(rank).stretches)
+    buffer = _stretches(layer, [rows for _, rows in outer], most)
+    calls = []
+    for stretch, (start, stop) in inner:
+        keys = Stretch(stretch.start, 0, stretch.count)
+        row = stretch.place + start - stretch.start
+        calls.append(_call(plan, layer, row, start, stop, [keys], True, stretch.place))
+    for stretch, (start, stop) in outer:
+        keys_of, key = _part(layer, buffer, start, stop)
+        row = stretch.place + start - stretch.start
+        calls.append(_call(plan, layer, row, start, stop, keys_of, not keys_of, key))
+    return calls, buffer
+
+
+def _together(plan: Plan, layer: LayerPlan, rank: int) -> tuple[list[RankCall], list[Stretch]]:
+    """(one call for all rows, the buffer that it reads), with tables of the tokens of both."""
+    rows = layer.layout.indices(rank)
+    if not len(rows):
+        return [], []
+    travels = bool(layer.halo.tokens[rank])
+    keys = layer.needs.side_by_side(rank) if travels else layer.key_layout.held(rank)
+    if not len(keys):
+        return [_call(plan, layer, 0, 0, len(rows), [], True, 0)], []
+    local = tabulated(
+        layer.mask, (plan.n, plan.n_kv), plan.heads.q, rows, keys.sequence, plan.data_of(layer)
+    )
+    call = RankCall(0, len(rows), not travels, 0, keys.tokens, local, False, None, keys)
+    return [call], keys.stretches if travels else []
 
 
 def _visits(
-    plan: Plan, layer: LayerPlan, rank: int, stretches: list[tuple[int, int]], places: list[int]
+    plan: Plan, layer: LayerPlan, rank: int, held: PlacedTokens
 ) -> tuple[Pieces, tuple[int, ...], tuple[Guest, ...]]:
     """(own tokens that leave, the other ranks that they go to, rows that come)."""
     leaving = Pieces(
-        (_place(stretches, places, visit.start), visit.stop - visit.start)
+        (x.place, x.count)
         for visit in layer.visits if visit.home == rank
+        for x in held.inside(visit.start, visit.stop)
     )  # fmt: skip
-    _, held = layer.hosts.get(rank, (0, np.zeros(0, np.int64)))
+    _, hosts = layer.hosts.get(rank, (0, np.zeros(0, np.int64)))
     guests = []
-    for home in sorted(home for home, (_, hosts) in layer.hosts.items() if rank in hosts):
+    for home in sorted(home for home, (_, some) in layer.hosts.items() if rank in some):
         calls, row = [], 0
         for visit in (x for x in layer.visits if x.home == home):
-            for (first, last), place in zip(stretches, places, strict=False):
+            for mine in held.stretches:
+                first, last = mine.start, mine.start + mine.count
                 seen = [(max(low, first), min(high, last)) for low, high in visit.keys]
                 seen = [x for x in seen if x[0] < x[1]]
                 if seen:
                     start = seen[0][0] - (seen[0][0] - first) % _ALIGNED
                     keys = [Stretch(start, 0, seen[-1][1] - start)]
                     calls.append(_call(plan, layer, row, visit.start, visit.stop, keys, True,
-                                       place + start - first))  # fmt: skip
+                                       mine.place + start - first))  # fmt: skip
             row += visit.stop - visit.start
         guests.append(Guest(home, row, tuple(calls)))
-    return leaving, tuple(held[held != rank].tolist()), tuple(guests)
+    return leaving, tuple(hosts[hosts != rank].tolist()), tuple(guests)
 
 
-Rows = list[tuple[int, tuple[int, int]]]
-"""(which of the rank's stretches, (first row, past the last) in the sequence)."""
+Rows = list[tuple[Stretch, tuple[int, int]]]
+"""(the rank's stretch, (first row, past the last) in the sequence)."""
 
 
-def _rows(layer: LayerPlan, stretches: list[tuple[int, int]]) -> tuple[Rows, Rows]:
+def _rows(layer: LayerPlan, stretches: list[Stretch]) -> tuple[Rows, Rows]:
     """Rows that need nothing of others, the longest run of each stretch; and all others."""
     inner: Rows = []
     outer: Rows = []
-    for number, (start, stop) in enumerate(stretches):
-        first, last = start // layer.block, -(-stop // layer.block)
-        flags = layer.inner[first:last]
-        begin, end = _longest_run(flags)
-        low, high = (max(start, (first + begin) * layer.block),
-                     min(stop, (first + end) * layer.block))  # fmt: skip
+    edges = np.append(layer.parts.first, layer.layout.n)
+    for stretch in stretches:
+        start, stop = stretch.start, stretch.start + stretch.count
+        first, last = np.searchsorted(edges, [start, stop]).tolist()
+        begin, end = _longest_run(layer.inner[first:last])
+        low, high = int(edges[first + begin]), int(edges[first + end])
         if (high - low) * _WORTH < stop - start:
-            outer.append((number, (start, stop)))
+            outer.append((stretch, (start, stop)))
             continue
-        inner.append((number, (low, high)))
-        outer += [(number, rows) for rows in ((start, low), (high, stop)) if rows[0] < rows[1]]
-    stay = [(number, rows) for number, part in outer for rows in _staying(layer, *part)]
+        inner.append((stretch, (low, high)))
+        outer += [(stretch, rows) for rows in ((start, low), (high, stop)) if rows[0] < rows[1]]
+    stay = [(stretch, rows) for stretch, part in outer for rows in _staying(layer, *part)]
     return inner, stay
 
 
@@ -324,47 +365,39 @@ def _call(
     own_keys: bool, key: int,
 ) -> RankCall:  # fmt: skip
     size = keys[-1].place + keys[-1].count if keys else 0
-    rest = plan.n, plan.heads.q, start, stop - start, keys
+    rest = (plan.n, plan.n_kv), plan.heads.q, start, stop - start, keys
     local = localized(layer.mask, *rest, plan.data_of(layer))
     single = len(keys) <= 1
-    aligned = single and (not keys or keys[0].start + size == stop)
+    aligned = single and (not keys or keys[0].start + size == stop + plan.n_kv - plan.n)
     first = (start, keys[0].start if keys else 0) if single else None
-    return RankCall(row, stop - start, own_keys, key, size, local, aligned, first)
+    seen = PlacedTokens.of(keys)
+    return RankCall(row, stop - start, own_keys, key, size, local, aligned, first, seen)
 
 
-def _place(stretches: list[tuple[int, int]], places: list[int], token: int) -> int:
-    """Find where a token of the rank lies among its tokens."""
-    for (start, stop), place in zip(stretches, places, strict=False):
-        if start <= token < stop:
-            return place + token - start
-    raise LookupError(f"token {token} is not on this rank")
+def _size(buffer: list[Stretch]) -> int:
+    return buffer[-1].place + buffer[-1].count if buffer else 0
 
 
 def _filled(
-    layer: LayerPlan, rank: int, stretches: list[tuple[int, int]], places: list[int],
-    buffer: list[Stretch],
-) -> tuple[tuple[Copy, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:  # fmt: skip
+    layer: LayerPlan, rank: int, held: PlacedTokens, buffer: list[Stretch]
+) -> tuple[tuple[Copy, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:
     """Find where each part of the buffer comes from: own tokens, (rank, place, count) that come,
     (first, past the last) of nowhere."""
-    copies, receives, filled = [], [], []
-    size = buffer[-1].place + buffer[-1].count if buffer else 0
-    for stretch in buffer:
-        end = stretch.start + stretch.count
-        for (start, stop), place in zip(stretches, places, strict=False):
-            low, high = max(start, stretch.start), min(stop, end)
-            if low < high:
-                at = stretch.place + low - stretch.start
-                copies.append(Copy(place + low - start, at, high - low))
-                filled.append((at, at + high - low))
-    for came in layer.receives(rank):
-        for stretch in buffer:
-            if stretch.start <= came.start < stretch.start + stretch.count:
-                at = stretch.place + came.start - stretch.start
-                receives.append((came.sender, at, came.stop - came.start))
-                filled.append((at, at + came.stop - came.start))
+    places, receives, filled = PlacedTokens.of(buffer), layer.receives(rank), []
+    copies = []
+    for at, x in held.common(places.start, places.stop):
+        copies.append(Copy(x.place, buffer[at].place + x.start - buffer[at].start, x.count))
+        filled.append((copies[-1].place, copies[-1].place + x.count))
+    start, stop = (np.array([getattr(x, at) for x in receives], np.int64)
+                   for at in ("start", "stop"))  # fmt: skip
+    came = []
+    for at, x in places.common(start, stop):
+        came.append((receives[at].sender, x.place, x.count))
+        filled.append((x.place, x.place + x.count))
     gaps, last = [], 0
-    for start, stop in [*sorted(filled), (size, size)]:
-        if last < start:
-            gaps.append((last, start))
-        last = max(last, stop)
-    return tuple(copies), receives, tuple(gaps)
+    size = _size(buffer)
+    for first, end in [*sorted(filled), (size, size)]:
+        if last < first:
+            gaps.append((last, first))
+        last = max(last, end)
+    return tuple(copies), came, tuple(gaps)

@@ -1,4 +1,4 @@
-"""The full text of every refusal around sequences that ranks share (MC700 to MC709)."""
+"""The full text of every refusal around sequences that ranks share (MC700 to MC710)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
@@ -52,8 +52,49 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: plan(mc.topk(4, of=mc.causal(), score="indexer"), 64, 2, heads=HEADS).given(
             index_q=0
         ),
-        "MC702 index_q  index_q ranks keys: calls give it, a plan reads none of it\n"
+        "MC702 index_q  index_q chooses keys: calls give it, a plan reads none of it\n"
         "    hint: mc.distributed.attention(q, k, v, plan, index_q=...), this rank's tokens of it",
+    ),
+    "lists": (
+        lambda: plan(mc.key_lists("kept"), 64, 2, heads=HEADS).given(kept=0),
+        "MC702 kept  kept chooses keys: calls give it, a plan reads none of it\n"
+        "    hint: mc.distributed.attention(q, k, v, plan, kept=...), this rank's tokens of it",
+    ),
+    "layout": (
+        lambda: plan(mc.causal(), 64, 2, heads=HEADS, layout="diagonal"),
+        "MC700 layout  layout is 'diagonal', expected auto, contiguous, zigzag, striped, balanced, or the tokens in the slots of each rank\n"
+        "    hint: a plan takes masks, n >= 0 tokens and ranks >= 1, for example plan(mask, 131072, 8)",
+    ),
+    "layout of keys": (
+        lambda: plan(mc.full(), 64, 2, heads=HEADS, n_kv=80, key_layout="auto"),
+        "MC700 key_layout  key_layout is 'auto', expected contiguous, zigzag, striped, or the tokens in the slots of each rank\n"
+        "    hint: a plan takes masks, n >= 0 tokens and ranks >= 1, for example plan(mask, 131072, 8)",
+    ),
+    "a token twice": (
+        lambda: plan(mc.causal(), 4, 2, heads=HEADS, layout=[[0, 1], [1, 3]]),
+        "MC710 layout  token 1 lies in slot 1 of rank 0 and in slot 0 of rank 1\n"
+        "    hint: give every token of the sequence once: which one lies in each slot of each rank",
+    ),
+    "no layout": (
+        lambda: plan(mc.causal(), 4, 2, heads=HEADS, layout=2.5),
+        "MC710 layout  it is an array of float64\n"
+        "    hint: use auto, contiguous, zigzag, striped, balanced, or integers: which token lies in each slot",
+    ),
+    "edges": (
+        lambda: mc.distributed.zigzag([0, 9, 5], 2),
+        "MC710 cu_seqlens  it is [0, 9, 5]\n"
+        "    hint: give the edges of the documents, such as [0, 1024, 4096]",
+    ),
+    "scattered tokens": (
+        lambda: mc.distributed.attention(
+            tokens(40, 4),
+            tokens(40),
+            tokens(40),
+            plan(mc.causal(), 40, 1, heads=HEADS, layout=[[*range(39, -1, -1)]]),
+            score=mc.score(lambda s, q: s + q),
+        ),
+        "MC707 score  score cannot run on shards: its kernels are made for the places of a few stretches, and a rank holds many\n"
+        "    hint: use a layout with at most 8 stretches for each rank",
     ),
     "whole": (
         lambda: plan(mc.causal(), 64, 1, heads=HEADS).shard(torch.zeros(1, 65)),

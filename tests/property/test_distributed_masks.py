@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,13 +37,29 @@ def tokens(ranges: list[tuple[int, int]]) -> set[int]:
     return {token for start, stop in ranges for token in range(start, stop)}
 
 
+def brought(data: st.DataObject, n: int, ranks: int, label: str = "layout") -> list[np.ndarray]:
+    """Tokens in the slots of each rank, as something else may have placed them."""
+    kind = data.draw(st.sampled_from(("any", "chunks", "documents")), label=label)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    if kind == "documents":
+        inner = np.sort(rng.integers(0, n + 1, 3))
+        return mc.distributed.zigzag([0, *inner.tolist(), n], ranks)
+    size = 1 if kind == "any" else data.draw(st.integers(1, 100))
+    chunks = [np.arange(x, min(x + size, n)) for x in range(0, n, size)]
+    rng.shuffle(chunks) if kind == "chunks" else None
+    tokens = np.concatenate([np.zeros(0, np.int64), *chunks])
+    tokens = rng.permutation(tokens) if kind == "any" else tokens
+    return np.split(tokens, np.sort(rng.integers(0, n + 1, ranks - 1)))
+
+
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_what_travels_is_what_is_seen(data: st.DataObject):
     name = data.draw(st.sampled_from(sorted(MASKS)))
     ranks = data.draw(st.integers(1, 9))
     n = data.draw(st.integers(0, 400))
-    layout = data.draw(st.sampled_from(("auto", *LAYOUTS)))
+    layout: Any = data.draw(st.sampled_from(("auto", *LAYOUTS, "brought")))
+    layout = brought(data, n, ranks) if layout == "brought" else layout
     rows = data.draw(st.sampled_from((None, False, True)))
     made = plan(MASKS[name], n, ranks, heads=(2, 1, 64), layout=layout, move_rows=rows)
     layer = made.layer()
@@ -121,6 +139,58 @@ def _counted(count: np.ndarray, rows: np.ndarray, keys: np.ndarray, call: RankCa
     there = np.flatnonzero(keys >= 0)
     assert not live[:, keys < 0].any()
     count[np.ix_(rows, keys[there])] += live[:, there]
+
+
+@settings(max_examples=examples(60))
+@given(st.data())
+def test_every_pair_is_computed_once_wherever_tokens_lie(data: st.DataObject):
+    """Rows in any slots, keys of their mine in other ones, and blocks that ranks share."""
+    name = data.draw(st.sampled_from(sorted(MASKS)))
+    ranks, n = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 300))
+    crosses = data.draw(st.booleans())
+    n_kv = data.draw(st.integers(1, 300)) if crosses else n
+    keys = brought(data, n_kv, ranks, "key_layout") if crosses else None
+    layout = brought(data, n, ranks)
+    block = data.draw(st.sampled_from((None, 16)))
+    made = plan(MASKS[name], n, ranks, heads=(2, 1, 64), layout=layout, n_kv=n_kv,
+                key_layout=keys, block=block)  # fmt: skip
+    layer, heads = made.layer(), 2 if name == "heads" else 1
+    count = np.zeros((heads, n, n_kv), np.int64)
+    stretch = data.draw(st.booleans())
+    for rank in range(ranks):
+        assert made.indices(rank).tolist() == layout[rank].tolist()
+        mine = made.indices(rank, "k")
+        assert mine.tolist() == (keys or layout)[rank].tolist()
+        work = made.work(rank, one_stretch=stretch)
+        assert len(work.calls) <= 8 * 3 or stretch
+        buffer = np.full(work.size, -1)
+        for copy in work.copies:
+            there = mine[copy.source : copy.source + copy.count]
+            buffer[copy.place : copy.place + copy.count] = there
+        for sender, pieces in work.incoming:
+            (sent,) = (x for peer, x in made.work(sender, one_stretch=stretch).outgoing
+                       if peer == rank)  # fmt: skip
+            theirs = made.indices(sender, "k")
+            into, taken = ([x for first, size in some.stretches for x in range(first, first + size)]
+                           for some in (pieces, sent))  # fmt: skip
+            assert len(into) == len(taken)
+            buffer[into] = theirs[taken]
+        gaps = [x for first, stop in work.gaps for x in range(first, stop)]
+        assert gaps == np.flatnonzero(buffer < 0).tolist()
+        for call in work.calls:
+            seen = (mine if call.own_keys else buffer)[call.key : call.key + call.keys]
+            rows = layout[rank][call.row : call.row + call.rows]
+            live = np.zeros((heads, len(rows), len(seen)), bool)
+            if live.size:
+                local = call.local
+                live[:] = local.mask.dense(len(rows), len(seen), n_heads=heads, **local.data)
+            assert not live[..., seen < 0].any()
+            there = np.flatnonzero(seen >= 0)
+            for head in range(heads):
+                count[head][np.ix_(rows, seen[there])] += live[head][:, there]
+    dense = np.broadcast_to(MASKS[name].dense(n, n_kv, n_heads=heads), count.shape)
+    assert np.array_equal(count, dense.astype(np.int64))
+    assert not layer.moved or not layer.by_tables
 
 
 @settings(max_examples=examples(100))

@@ -196,3 +196,51 @@ def captured_tables(rank: int, size: int) -> list[str]:
     weights = scores.masked_fill(place[:, None] < place, -torch.inf).softmax(-1)
     (weights @ v).sin().sum().backward()
     return [] if torch.allclose(found.double(), bias.grad, atol=1e-5) else ["a captured table"]
+
+
+def layouts_of_others(rank: int, size: int) -> list[str]:
+    """Tokens, and keys of cross attention, that something else placed; and ranks that disagree."""
+    draw, wrong = np.random.default_rng(4), []
+    order = draw.permutation(N)
+    layout = [order[:40], order[40:]]
+    keys = [np.r_[40:64, 8:24], np.r_[24:40, 0:8]]  # two chunks, the last one first
+    whole = tensors()
+    memory = [x[:, :, :64] for x in whole[1:]]
+    there = np.arange(N)
+    lists = torch.from_numpy(draw.integers(-1, N, (1, N, 9)))
+    lists[..., 0] = torch.from_numpy(there)  # no row is empty
+    causal, listed = there <= there[:, None], (lists.numpy()[..., None] == there).any(-2)
+    for name, mask, given, keep, more in (
+        ("self", mc.causal(), whole, causal, {}),
+        ("cross", mc.full(), [whole[0], *memory], np.ones((N, 64), bool), {}),
+        ("listed", mc.causal() & mc.key_lists("listed"), whole, causal & listed, {"listed": lists}),
+    ):
+        crosses = {"n_kv": 64, "key_layout": keys} if name == "cross" else {}
+        made = mc.distributed.plan(mask, N, size, layout=layout, **crosses, **SMALL)
+        sides = "qkk"
+        theirs = [x.clone().requires_grad_() for x in given]
+        wanted = right(*theirs, keep)
+        wanted.sin().sum().backward()
+        shards = [made.shard(x, 2, of=of) for x, of in zip(given, sides, strict=True)]
+        leaves = [x.clone().requires_grad_() for x in shards]
+        own_lists = {key: made.shard(x, -2) for key, x in more.items()}
+        out = mc.distributed.attention(*leaves, made, **own_lists)
+        out.sin().sum().backward()
+        if not torch.allclose(made.unshard(out, 2), wanted, atol=1e-5):
+            wrong.append(f"{name}: out")
+        for x, y, of in zip(leaves, theirs, sides, strict=True):
+            if not torch.allclose(made.unshard(x.grad, 2, of=of), y.grad, atol=1e-5):
+                wrong.append(f"{name}: a gradient")
+    held = torch.from_numpy(layout[rank])
+    made = mc.distributed.plan(mc.causal(), N, size, layout=layout, **SMALL)
+    if not torch.equal(made.position_ids(), held):
+        wrong.append("positions")
+    if not torch.equal(made.roll(held, dim=0), (held + 1) % N):
+        wrong.append("labels")
+    shards = [made.shard(x, 2) for x in whole]
+    other = [layout[0][::-1], layout[1]] if rank else layout
+    disagrees = mc.distributed.plan(mc.causal(), N, size, layout=other, **SMALL)
+    told = _told(lambda: mc.distributed.attention(*shards, disagrees))
+    if "MC703" not in told or "the plan" not in told:
+        wrong.append(f"other slots: {told}")
+    return wrong

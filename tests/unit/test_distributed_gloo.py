@@ -57,6 +57,7 @@ def test_a_rank_that_dies_is_named():
         "captured_tables",
         "data_of_a_moment",
         "index_tensors",
+        "layouts_of_others",
     ],
 )
 def test_two_ranks(job: str):

@@ -87,3 +87,11 @@ class RankRefused(MaskcError):
     code = "MC709"
     message = "the call ended on all ranks: rank {0} raised {1}"
     hint = "see the output of that rank for the whole error; later calls may continue"
+
+
+class LayoutPositions(MaskcError):
+    """A layout of tokens that the caller brings does not place every token once."""
+
+    code = "MC710"
+    message = "{0}"
+    hint = "{1}"
