@@ -217,7 +217,8 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
     dropout, score, tables, options = given.dropout, given.score, given.tables, given.options
     # distances count from a call's last key, and only parts of a softmax can be put together
     at_home = options.alibi_slopes is not None or options.normalizer != "softmax"
-    one_stretch = bool(dropout) or score is not None
+    tabled = plan.layer(layer).by_tables
+    one_stretch = bool(dropout) or (score is not None and not tabled)
     work = plan.work(accord.ranks.rank, layer, one_stretch, at_home)
     # All ranks ask about all of them: one that went on alone would wait for the others.
     if options.alibi_slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
@@ -232,8 +233,8 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
             plan.layout.multiple % SQUARE > 0 or plan.key_layout.multiple % SQUARE > 0
         )
         raise NotShared("dropout_p", why, hint, at="dropout_p")
-    if score is not None and plan.layer(layer).by_tables:
-        why = "its kernels are made for the places of a few stretches, and a rank holds many"
+    if score is not None and one_stretch and tabled:
+        why = "with dropout its kernels are made for few stretches of tokens, and a rank has many"
         raise NotShared("score", why, "use a layout with at most 8 stretches for each rank",
                         at="score")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)

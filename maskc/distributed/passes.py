@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import RankLost
+from maskc.core.score import Entry, Slot
 from maskc.core.selection import TOKENS
 from maskc.core.tensors import order_of, out_strides
 from maskc.distributed.exchange import (
@@ -75,9 +78,8 @@ class PassStep:
 
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
-            first = call.first or (0, 0)
             lengths = self.plan.n, self.plan.n_kv
-            score = None if self.score is None else _moved(self.score, first, lengths)
+            score = None if self.score is None else _moved(self.score, call, lengths)
             # both passes read what captured tensors held when the plan looked at them
             compiled = _compiled(call.local.mask, *rest, score=score).settled()
             compiled = self.kernels[key] = compiled.dropping if drops else compiled
@@ -734,26 +736,40 @@ def _chosen_by(name: str, x: Any, call: RankCall, n_kv: int) -> Any:
     return call.place_of_key.places(x[..., call.queries, :], n_kv)
 
 
-def _moved(score: Score, first: tuple[int, int], lengths: tuple[int, int]) -> Score:
+def _moved(score: Score, call: RankCall, lengths: tuple[int, int]) -> Score:
     """Return the formula over a call's own queries and keys.
 
     Args:
         score: the formula of the sequence.
-        first: the first query and the first key of the call.
+        call: a call with one stretch of keys, or with tables of the tokens.
         lengths: queries and keys of the sequence.
     """
+    inputs, tables = score.inputs, dict[str, np.ndarray]()
+    slots = list(inputs.formula.slots)
     n_q, n_kv = map(E.const, lengths)
-    places: dict[Any, Any] = {
-        E.Q: E.add(E.Q, E.const(first[0])), E.K: E.add(E.K, E.const(first[1])),
-        E.N_Q: n_q, E.N_KV: n_kv,
-    }  # fmt: skip
+    places: dict[Any, Any] = {E.N_Q: n_q, E.N_KV: n_kv}
+    if call.queries_of is None:
+        first_q, first_k = call.first or (0, 0)
+        places |= {E.Q: E.add(E.Q, E.const(first_q)), E.K: E.add(E.K, E.const(first_k))}
+    else:
+        for token, name, tokens in (
+            (E.Q, "query of a row", call.queries_of), (E.K, "key of a place", call.seen.sequence)
+        ):  # fmt: skip
+            places[token] = Entry(f"table{len(slots)}", (token,))
+            slots.append(Slot(places[token].slot, 1, integer=True))
+            tables[name] = tokens.astype(np.int32)
 
     def change(part: Any) -> Any:
         return places.get(part) if isinstance(part, E.Sym) else None
 
-    formula = score.inputs.formula
-    moved = replace(formula, logit=E.transform(formula.logit, change))
-    return replace(score, inputs=replace(score.inputs, formula=moved))
+    formula = replace(
+        inputs.formula, logit=E.transform(inputs.formula.logit, change), slots=tuple(slots)
+    )
+    inputs = replace(
+        inputs, formula=formula, names=(*inputs.names, *tables),
+        captured={**inputs.captured, **tables},
+    )  # fmt: skip
+    return replace(score, inputs=inputs)
 
 
 def empty_like(x: Any, tokens: int, dim: int | None = None) -> Any:

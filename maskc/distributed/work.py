@@ -65,6 +65,8 @@ class RankCall:
     from several places."""
     seen: PlacedTokens
     """Which keys of the sequence its keys are."""
+    queries_of: np.ndarray | None = None
+    """int64 [rows]: which queries of the sequence its rows are, in a call with tables."""
 
     @cached_property
     def place_of_key(self) -> Lookup:
@@ -229,7 +231,7 @@ def _together(plan: Plan, layer: LayerPlan, rank: int) -> tuple[list[RankCall], 
     local = tabulated(
         layer.mask, (plan.n, plan.n_kv), plan.heads.q, rows, keys.sequence, plan.data_of(layer)
     )
-    call = RankCall(0, len(rows), not travels, 0, keys.tokens, local, False, None, keys)
+    call = RankCall(0, len(rows), not travels, 0, keys.tokens, local, False, None, keys, rows)
     return [call], keys.stretches if travels else []
 
 

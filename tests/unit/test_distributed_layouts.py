@@ -259,14 +259,49 @@ def test_options_over_other_keys(options: dict[str, Any], monkeypatch: pytest.Mo
     agree(made, mask, monkeypatch, **options)
 
 
-def test_formulas_of_the_score_need_few_stretches(monkeypatch: pytest.MonkeyPatch):
-    score = mc.score(lambda s, q, k, h: s + 0.01 * (h + 1) * (q - 2 * k))
-    made = plan(mc.causal(), 90, 3, heads=HEADS, dtype="float32", layout=zigzag([0, 40, 90], 3))
+@pytest.mark.parametrize("edges", [[0, 40, 90], range(0, 91, 6)], ids=["numbers", "tables"])
+def test_formulas_of_the_score(edges: Any, monkeypatch: pytest.MonkeyPatch):
+    """q and k are positions in the sequence, also where they index tables and choose."""
+    near = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    score = mc.score(
+        lambda s, q, k, h: s * (1 + 0.01 * (mc.n_kv - k))
+        + mc.scores.where(q % 2 == 0, near[h, mc.scores.minimum(abs(q - k), 15)], 0)
+    )  # fmt: skip
+    made = plan(mc.causal(), 90, 3, heads=HEADS, dtype="float32", layout=zigzag(list(edges), 3))
+    assert made.layer().by_tables == (len(edges) > 5)
     agree(made, mc.causal(), monkeypatch, score=score)
-    made = plan(mc.causal(), 90, 3, heads=HEADS, layout=np.arange(90).reshape(30, 3).T)
-    x = torch.zeros(1, 4, 30, 16)
+
+
+def test_gradients_of_tables_wherever_tokens_lie(monkeypatch: pytest.MonkeyPatch):
+    """A rank has its share of them, as in layouts with few stretches."""
+    rank_threads.patch(monkeypatch)
+    score = mc.score(lambda s, q, k, h: s + mc.table("near")[h, q - k])
+    made = plan(
+        mc.causal(), 60, 2, heads=HEADS, dtype="float32", layout=np.arange(60).reshape(30, 2).T
+    )
+    draw = torch.Generator().manual_seed(5)
+    given = [torch.randn(1, heads, 60, 16, generator=draw) for heads in (4, 2, 2)]
+    table, dout = torch.randn(4, 60, generator=draw), torch.randn(1, 4, 60, 16, generator=draw)
+
+    def trained(call: Any, at: torch.Tensor) -> torch.Tensor:
+        near = table.clone().requires_grad_()
+        call(*(x[:, :, at] for x in given), near=near, score=score).backward(dout[:, :, at])
+        return near.grad
+
+    wanted = trained(lambda *x, **more: mc.attention(*x, mc.causal(), **more), torch.arange(60))
+    shares = rank_threads.run(2, lambda rank: trained(
+        lambda *x, **more: mc.distributed.attention(*x, made, **more),
+        torch.from_numpy(made.indices(rank)),
+    ))  # fmt: skip
+    torch.testing.assert_close(sum(shares), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_formula_with_dropout_needs_few_stretches():
+    made = plan(mc.causal(), 320, 1, heads=HEADS, dtype="float32", layout=squares(320))
+    x, score = torch.zeros(1, 4, 320, 16), mc.score(lambda s, q: s + q)
     with pytest.raises(NotShared, match="at most 8 stretches"):
-        mc.distributed.attention(x, x[:, :2], x[:, :2], made, score=score)
+        mc.distributed.attention(x, x[:, :2], x[:, :2], made, score=score, dropout_p=0.5,
+                                 dropout_seed=0)  # fmt: skip
 
 
 def test_an_indexer_over_zigzag_chunks(monkeypatch: pytest.MonkeyPatch):
