@@ -225,13 +225,12 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
-    begins = gcd(plan.block, plan.layout.multiple, plan.key_layout.multiple)
-    if dropout and begins % SQUARE:
+    sides = plan.layout, plan.key_layout
+    if dropout and gcd(plan.block, *(side.multiple for side in sides)) % SQUARE:
         why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
         hint = f"make the plan with block={SQUARE} or a multiple"
-        hint += f", and its layout of chunks that begin at multiples of {SQUARE}" * (
-            plan.layout.multiple % SQUARE > 0 or plan.key_layout.multiple % SQUARE > 0
-        )
+        if any(side.multiple % SQUARE for side in sides):
+            hint += f", and its layout of chunks that begin at multiples of {SQUARE}"
         raise NotShared("dropout_p", why, hint, at="dropout_p")
     if score is not None and one_stretch and tabled:
         why = "with dropout its kernels are made for few stretches of tokens, and a rank has many"

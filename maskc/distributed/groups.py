@@ -157,7 +157,8 @@ class Accord:
             values: values of options that ranks must have alike.
         """
         shapes = [x.shape for x in tensors]
-        held = [plan.tokens(ranks.rank, of) for of in "qkk"]
+        own_keys = int(plan.key_layout.tokens[ranks.rank])
+        held = plan.tokens(ranks.rank), own_keys, own_keys
         wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != held[i - 1]), 0)
         tokens = shapes[wrong - 1][2] if wrong else 0
         first = tensors[0]
