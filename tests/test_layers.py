@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "transformers": {"dsl", "runtime", "api", "paging"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "conventions", "driver"},
-    "engines": {"dsl", "runtime", "api", "sdpa", "paging"},
+    "engines": {"dsl", "runtime", "api", "sdpa", "paging", "distributed"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",

@@ -14,17 +14,21 @@ torch = pytest.importorskip("torch")
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
 from maskc.integrations.megatron import DotProductAttention  # noqa: E402
+from tests.support import rank_threads  # noqa: E402
 
 
 class AttnMaskType(Enum):  # as Megatron's
     padding, causal, no_mask, padding_causal, arbitrary = range(1, 6)
 
 
-def layer(kind=AttnMaskType.causal, cls=DotProductAttention, **config):
+def layer(kind=AttnMaskType.causal, cls=DotProductAttention, pg_collection=None, **config):
     layer_config = SimpleNamespace(
         **{"attention_dropout": 0.1, "context_parallel_size": 1, **config}
     )
-    return cls(layer_config, 1, kind, "self", softmax_scale=0.3, cp_comm_type=None).eval()
+    return cls(
+        layer_config, 1, kind, "self", softmax_scale=0.3, cp_comm_type=None,
+        pg_collection=pg_collection,
+    ).eval()  # fmt: skip
 
 
 def drawn(*shape):
@@ -87,10 +91,77 @@ def test_packed_sequences(padded):
         layer()(q, k, v, None, packed_seq_params=other)
 
 
+def slices(x, lengths, size, rank):
+    """The tokens of a rank [tokens, ..] as Megatron cuts them: slices `rank` and 2 * size - 1 -
+    rank of each sequence."""
+    parts = [y.view(2 * size, -1, *y.shape[1:])[[rank, 2 * size - 1 - rank]].flatten(0, 1)
+             for y in x.split(lengths)]  # fmt: skip
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_context_parallelism(packed, monkeypatch):
+    """Each rank gives its slices and gets theirs back, with gradients."""
+    rank_threads.patch(monkeypatch)
+    size, lengths = 2, [8, 16, 24] if packed else [48]
+    tensors = tuple(drawn(48) if packed else drawn(48, 2))
+    place = torch.arange(48)
+    keep = place[:, None] >= place
+    config, params = {"context_parallel_size": size, "attention_dropout": 0.0}, None
+    if packed:
+        ends, stored = torch.tensor([0, 7, 23, 40]), torch.tensor([0, 8, 24, 48])
+        number = torch.searchsorted(stored[1:], place, right=True)
+        stays = place - stored[number] < (ends[1:] - ends[:-1])[number]
+        keep = keep & (number[:, None] == number) & stays & stays[:, None]
+        params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=stored,
+                                 cu_seqlens_kv_padded=stored)  # fmt: skip
+    groups = SimpleNamespace(cp=object())
+    whole = [x[:, None] for x in tensors] if packed else tensors
+    want = exact(*whole, keep)
+    want = want[:, 0] if packed else want
+    seed = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, tensors, seed)
+
+    def job(rank):
+        parts = [slices(x.detach(), lengths, size, rank).requires_grad_() for x in tensors]
+        attend = layer(AttnMaskType.padding_causal if packed else AttnMaskType.causal,
+                       pg_collection=groups, **config)  # fmt: skip
+        out = attend(*parts, None, packed_seq_params=params)
+        return [out.detach(), *torch.autograd.grad(out, parts, slices(seed, lengths, size, rank))]
+
+    for rank, results in enumerate(rank_threads.run(size, job)):
+        for got, exactly in zip(results, (want, *wanted), strict=True):
+            part = slices(exactly.detach().nan_to_num(), lengths, size, rank)
+            torch.testing.assert_close(got, part, atol=1e-4, rtol=1e-4)
+
+
+def test_what_context_parallelism_refuses():
+    q, k, v = drawn(8, 1)
+    groups = SimpleNamespace(cp=object())
+
+    def shared(kind=AttnMaskType.causal, cls=DotProductAttention, dropout=0.0):
+        return layer(kind, cls, context_parallel_size=2, attention_dropout=dropout,
+                     pg_collection=groups)  # fmt: skip
+
+    ends = torch.tensor([0, 6, 16])
+    params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends)
+    windowed = type("Windowed", (DotProductAttention,), {"mask": mc.window(5)})
+    for call, why in (
+        (lambda: shared(AttnMaskType.arbitrary)(q, k, v), "a type without attention_mask"),
+        (lambda: shared(dropout=0.1).train()(q, k, v), "attention_dropout must be 0 with"),
+        (lambda: shared()(q, k[:4], v[:4]), "attention_type must be 'self' with"),
+        (lambda: shared(cls=windowed)(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
+         "mask must be None for packed sequences with"),
+        (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
+         "must be multiples of 4"),
+        (lambda: layer(context_parallel_size=2), "context_parallel_size must be 1, or pg_coll"),
+    ):  # fmt: skip
+        with pytest.raises(MaskcError, match=f"MC407.*{why}"):
+            call()
+
+
 def test_what_is_refused():
     q, k, v = drawn(4, 1)
-    with pytest.raises(MaskcError, match="context_parallel_size must be 1"):
-        layer(context_parallel_size=2)
     with pytest.raises(MaskcError, match="attention_bias must be None"):
         layer()(q, k, v, None, attention_bias=q)
     with pytest.raises(MaskcError, match="attn_mask_type must be causal or"):
