@@ -33,7 +33,7 @@ class DotProductAttention(nn.Module):
     """
 
     mask: Mask | None = None
-    """A mask of one's own, without data."""
+    """A mask of one's own, without data. Positions of packed sequences count in the packed row."""
 
     def __init__(
         self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str,
@@ -103,6 +103,7 @@ class DotProductAttention(nn.Module):
         mask = _TYPES.get(kind, full())
         mask = mask if self.mask is None else mask & self.mask
         if self.ranks > 1:
+            hidden = hidden and attention_mask is not None
             return self._shared(query, key, value, mask, hidden, packed_seq_params)
         options: dict[str, Any] = {"scale": self.softmax_scale}
         if self.training and self.dropout:
@@ -130,11 +131,9 @@ class DotProductAttention(nn.Module):
             BadOption: what ranks cannot share (MC407).
         """
         for name, wanted, value_of, refused in (
-            ("attn_mask_type", "a type without attention_mask", "padding or arbitrary", hidden),
+            ("attention_mask", "None", "a tensor", hidden),
             ("attention_dropout", "0", self.dropout, self.training and self.dropout),
             ("attention_type", "'self'", repr(self.attention_type), len(key) != len(query)),
-            ("mask", "None for packed sequences", self.mask,
-             packed is not None and self.mask is not None),
         ):  # fmt: skip
             if refused:
                 wanted += " with context parallelism"

@@ -99,14 +99,17 @@ def slices(x, lengths, size, rank):
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_context_parallelism(packed, monkeypatch):
+@pytest.mark.parametrize(("packed", "window"), [(False, None), (True, None), (True, 9)])
+def test_context_parallelism(packed, window, monkeypatch):
     """Each rank gives its slices and gets theirs back, with gradients."""
     rank_threads.patch(monkeypatch)
     size, lengths = 2, [8, 16, 24] if packed else [48]
     tensors = tuple(drawn(48) if packed else drawn(48, 2))
     place = torch.arange(48)
     keep = place[:, None] >= place
+    keep = keep if window is None else keep & (place[:, None] - place <= window)
+    mask = None if window is None else mc.window(window)
+    windowed = type("Windowed", (DotProductAttention,), {"mask": mask})
     config, params = {"context_parallel_size": size, "attention_dropout": 0.0}, None
     if packed:
         ends, stored = torch.tensor([0, 7, 23, 40]), torch.tensor([0, 8, 24, 48])
@@ -124,7 +127,7 @@ def test_context_parallelism(packed, monkeypatch):
 
     def job(rank):
         parts = [slices(x.detach(), lengths, size, rank).requires_grad_() for x in tensors]
-        attend = layer(AttnMaskType.padding_causal if packed else AttnMaskType.causal,
+        attend = layer(AttnMaskType.padding_causal if packed else AttnMaskType.causal, windowed,
                        pg_collection=groups, **config)  # fmt: skip
         out = attend(*parts, None, packed_seq_params=params)
         return [out.detach(), *torch.autograd.grad(out, parts, slices(seed, lengths, size, rank))]
@@ -139,19 +142,16 @@ def test_what_context_parallelism_refuses():
     q, k, v = drawn(8, 1)
     groups = SimpleNamespace(cp=object())
 
-    def shared(kind=AttnMaskType.causal, cls=DotProductAttention, dropout=0.0):
-        return layer(kind, cls, context_parallel_size=2, attention_dropout=dropout,
+    def shared(kind=AttnMaskType.causal, dropout=0.0):
+        return layer(kind, context_parallel_size=2, attention_dropout=dropout,
                      pg_collection=groups)  # fmt: skip
 
     ends = torch.tensor([0, 6, 16])
     params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends)
-    windowed = type("Windowed", (DotProductAttention,), {"mask": mc.window(5)})
     for call, why in (
-        (lambda: shared(AttnMaskType.arbitrary)(q, k, v), "a type without attention_mask"),
+        (lambda: shared(AttnMaskType.arbitrary)(q, k, v, q > 0), "attention_mask must be None with"),
         (lambda: shared(dropout=0.1).train()(q, k, v), "attention_dropout must be 0 with"),
         (lambda: shared()(q, k[:4], v[:4]), "attention_type must be 'self' with"),
-        (lambda: shared(cls=windowed)(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
-         "mask must be None for packed sequences with"),
         (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
          "must be multiples of 4"),
         (lambda: layer(context_parallel_size=2), "context_parallel_size must be 1, or pg_coll"),
