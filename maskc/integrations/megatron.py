@@ -134,7 +134,7 @@ class DotProductAttention(nn.Module):
             ("attention_mask", "None", "a tensor", hidden),
             ("attention_dropout", "0", self.dropout, self.training and self.dropout),
             ("attention_type", "'self'", repr(self.attention_type), len(key) != len(query)),
-        ):  # fmt: skip
+        ):
             if refused:
                 wanted += " with context parallelism"
                 raise BadOption(name, wanted, value_of, at=name)

@@ -304,13 +304,14 @@ def test_a_formula_with_dropout_needs_few_stretches():
                                  dropout_seed=0)  # fmt: skip
 
 
-def test_an_indexer_over_zigzag_chunks(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("edges", [[0, 96], range(0, 97, 12)], ids=["chunks", "many chunks"])
+def test_an_indexer_over_zigzag_chunks(edges: Any, monkeypatch: pytest.MonkeyPatch):
     draw = torch.Generator().manual_seed(2)
     index = {"index_q": torch.randn(1, 3, 96, 8, generator=draw),
              "index_k": torch.randn(1, 96, 8, generator=draw),
              "index_w": torch.randn(1, 3, 96, generator=draw)}  # fmt: skip
     mask = mc.topk(5, of=mc.causal(), score="indexer", share="all")
-    made = plan(mask, 96, 2, heads=HEADS, dtype="float32", layout=zigzag([0, 96], 2))
+    made = plan(mask, 96, 2, heads=HEADS, dtype="float32", layout=zigzag(list(edges), 2))
     monkeypatch.setattr(
         "maskc.distributed.passes.whole_of", lambda x, layout, ranks, dim: index["index_k"]
     )
@@ -474,6 +475,13 @@ def test_tensors_that_choose_keys_are_shards():
     ):
         with pytest.raises(MaskcError, match=code):
             mc.distributed.attention(q, k, k, made, listed=listed)
+    indexed = plan(mc.topk(5, of=mc.causal(), score="indexer"), 32, 1, heads=HEADS, dtype="float32")
+    index = {"index_q": torch.zeros(1, 3, 32, 8), "index_k": torch.zeros(1, 32, 8),
+             "index_w": torch.zeros(1, 3, 32)}  # fmt: skip
+    for name, dim in (("index_q", 2), ("index_k", 1), ("index_w", 2)):
+        wrong = {**index, name: index[name].narrow(dim, 0, 16)}
+        with pytest.raises(MaskcError, match=f"MC704 {name}  {name} has 16 tokens"):
+            mc.distributed.attention(q, k, k, indexed, **wrong)
     with pytest.raises(MaskcError, match="MC702 listed  listed chooses keys: calls give it"):
         made.given(listed=np.zeros((32, 4), np.int64))
 

@@ -143,13 +143,12 @@ def test_what_context_parallelism_refuses():
     groups = SimpleNamespace(cp=object())
 
     def shared(kind=AttnMaskType.causal, dropout=0.0):
-        return layer(kind, context_parallel_size=2, attention_dropout=dropout,
-                     pg_collection=groups)  # fmt: skip
+        return layer(kind, context_parallel_size=2, attention_dropout=dropout, pg_collection=groups)
 
     ends = torch.tensor([0, 6, 16])
     params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends)
     for call, why in (
-        (lambda: shared(AttnMaskType.arbitrary)(q, k, v, q > 0), "attention_mask must be None with"),
+        (lambda: shared(AttnMaskType.arbitrary)(q, k, v, q > 0), "attention_mask must be None"),
         (lambda: shared(dropout=0.1).train()(q, k, v), "attention_dropout must be 0 with"),
         (lambda: shared()(q, k[:4], v[:4]), "attention_type must be 'self' with"),
         (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
