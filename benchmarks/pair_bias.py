@@ -54,7 +54,8 @@ def rivals(case: Case) -> dict[str, Call]:
 
     # Without donated buffers a backward pass can be timed again and again.
     functorch.donated_buffer = False
-    flex = torch.compile(flex_attention)
+    torch._dynamo.reset()  # or the next lengths are compiled as variables
+    flex = torch.compile(flex_attention, dynamic=False)
 
     def sdpa(backend: SDPBackend) -> Call:
         def call(q: Any, k: Any, v: Any, bias: Any) -> torch.Tensor:

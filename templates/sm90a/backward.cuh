@@ -182,7 +182,7 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
 // EARLY: issue dp = dout . v before the scores become weights, if there are registers for both.
 constexpr bool FEW = QUERIES <= 64;
 constexpr bool EARLY =
-    !LONG_LOGITS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
+    !LONG_LOGITS && !WIDE_SUMS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
 // LSE_EARLY, DELTA_EARLY: load lse and delta before issuing the WGMMAs. Afterwards the loads would
 // queue behind the WGMMA operand reads from shared memory.
 constexpr bool LSE_EARLY =
@@ -379,6 +379,13 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
         fence_operand(dq);
         add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
+#if HALF_SHARE
+    QueryHalf half;
+    begin_dq(half, tiles, at, tiles.k_half);
+    products_wait<0>();
+    fence_operand(half);
+    add_dq<PRODUCT_PIECES>(half, 0.0f, shared, p, step, turn, group);
+#endif
     publish_dq(shared, group);
     products_wait<0>();
     fence_operand(dk);

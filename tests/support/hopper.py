@@ -61,8 +61,9 @@ def no_waiting():
 def compiled(
     mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
 ):  # fmt: skip
-    """A compiled mask for rows of `dim` (or of (q and k, v)), made to run in one of WAYS, to cut columns every `most_tiles` tiles in
-    backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `mode` may
+    """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
+    backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `dim` may
+    be two head dimensions, of q and k, and of v. `mode` may
     be a form alone (`small`, `large`, `grid` or `tiny`), which leaves the mode to the lengths, the
     last one the backward pass to the cost model, too; or `small apart`: backward passes then make
     dq in a launch of its own. What is forced runs whole, not in parts.

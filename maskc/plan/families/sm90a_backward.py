@@ -155,6 +155,11 @@ class BackwardSchedule(Schedule):
     """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
+    mean_bytes: int = 0
+    """Shared memory of the launch that computes delta for entmax."""
+    half_share: bool = False
+    """Whether a warpgroup computes its share of dq in two products: a whole slab, then half of
+    another."""
     score_queries: int = 64
     """Queries of the transposed scores that a warpgroup computes."""
     products: tuple[Product, ...] = ()
@@ -186,6 +191,9 @@ _TILES = {
     192: TileShape(64, 64),
     256: TileShape(64, 64),
 }
+"""The tiles of each head dimension, if rows of v are as wide as rows of q and k."""
+_UNEQUAL_TILES = {(192, 128): TileShape(64, 128)}
+"""The tiles of each pair of head dimensions, of q and k, and of v."""
 
 
 _SMALL_TILE = TileShape(64, 64)
@@ -195,7 +203,8 @@ _SMALL_BLOCKS = 2
 
 def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
-    tile = _TILES[problem.head_dim]
+    dims = problem.head_dim, problem.head_dim_v
+    tile = _UNEQUAL_TILES.get(dims) or _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
     how = f"2 consumer warpgroups that divide the {split} and a producer"
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
@@ -250,15 +259,23 @@ def _schedule(
 ) -> BackwardSchedule:  # fmt: skip
     dim, dim_v = problem.head_dim, problem.head_dim_v
     slabs, slabs_v = -(-dim // SLAB), -(-dim_v // SLAB)
-    staged = split == "keys" and warpgroups > 1
+    # Beyond 128 columns shared memory has no room for a tile of dq.
+    staged = split == "keys" and warpgroups > 1 and dim <= 128
+    half_share = split == "keys" and warpgroups > 1 and slabs > 1 and slabs % 2 == 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
     rest = _shared(tile, slabs + slabs_v, warpgroups, split)
-    modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds,
-                   _key_blocks(dim + dim_v, tile))  # fmt: skip
+    of_mean = _mean_bytes(tile, slabs + slabs_v, warpgroups)
+    modes = _modes(
+        tile, rest, of_mean, dim if staged else 0, warpgroups, blocks, thresholds,
+        _key_blocks(dim + dim_v, tile),
+    )  # fmt: skip
     modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
-    room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
+    room = max(
+        launch.shared_bytes
+        for _, mode in modes for launch in mode.launches if launch.entry == "attention_backward"
+    )  # fmt: skip
     queries = tile.q if split == "keys" else tile.q // 2
     return BackwardSchedule(
         tile,
@@ -267,6 +284,7 @@ def _schedule(
         stages=2,
         min_blocks=blocks,
         shared_bytes=room,
+        mean_bytes=max(room, of_mean),
         registers=registers,
         slabs=slabs,
         key_blocks=_key_blocks(dim + dim_v, tile),
@@ -274,8 +292,11 @@ def _schedule(
         split=split,
         shares=shares,
         staged=staged,
+        half_share=half_share,
         score_queries=queries,
-        products=_products(dim, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim),
+        products=_products(
+            problem, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim, half_share
+        ),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
@@ -306,18 +327,21 @@ def _key_blocks(columns: int, tile: TileShape) -> int:
 
 
 def _products(
-    dim: int, queries: int, parts: tuple[int, ...], parts_of_v: tuple[int, ...], of_dq: int
-) -> tuple[Product, ...]:
+    problem: Problem, queries: int, parts: tuple[int, ...], parts_of_v: tuple[int, ...], of_dq: int,
+    half_share: bool,
+) -> tuple[Product, ...]:  # fmt: skip
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
     keys and values, dq (whose columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
     pieces = Product("multiply_pieces", queries, from_registers=True, elements="bf16")
     if not parts:
+        dims = dict.fromkeys((problem.head_dim, problem.head_dim_v))
         return (
             scores,
             pieces,
-            Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
+            *(Product("multiply_gradient", n, from_registers=True, b_along_tokens=1) for n in dims),
             Product("multiply_dq", of_dq, b_along_tokens=1),
+            *([Product("multiply_dq", SLAB // 2, b_along_tokens=1)] * half_share),
         )
     return (
         scores,
@@ -337,27 +361,34 @@ one of zeros in the default mode."""
 
 
 def _modes(
-    tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, thresholds: bool,
-    key_blocks: int,
+    tile: TileShape, rest: int, of_mean: int, staged: int, warpgroups: int, blocks: int,
+    thresholds: bool, key_blocks: int,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """Return all modes. `rest` is shared memory without dq and rows in bytes; `staged` is the
-    number of columns of dq that each mode stages."""
+    """Return all modes. `rest` is shared memory without dq and rows in bytes, `of_mean` what the
+    launch for entmax needs; `staged` is the number of columns of dq that each mode stages."""
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
     for name, quarters in _QUARTERS.items():
         slopes = quarters * warpgroups * SLOPE_SUMS if staged else 0
         vectors = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
         room = rest + vectors + quarters * tile.q * staged
-        modes.append((name, _mode(tile, room, threads, blocks, key_blocks, _MACROS[name])))
+        mode = _mode(tile, room, of_mean, threads, blocks, key_blocks, _MACROS[name])
+        modes.append((name, mode))
     return tuple(modes)
 
 
 def _mode(
-    tile: TileShape, room: int, threads: int, blocks: int, key_blocks: int, macro: str
-) -> Mode:
+    tile: TileShape, room: int, of_mean: int, threads: int, blocks: int, key_blocks: int,
+    macro: str,
+) -> Mode:  # fmt: skip
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
     mean = Launch(
-        "attention_backward_mean", Grid.queries, threads, room, tile.q, feature=Feature.entmax
+        "attention_backward_mean",
+        Grid.queries,
+        threads,
+        max(room, of_mean),
+        tile.q,
+        feature=Feature.entmax,
     )
     few = Launch("attention_backward_few", Grid.few, THREADS)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
@@ -366,6 +397,13 @@ def _mode(
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=per_block)
     more = () if macro == "EXCLUSIVE_DQ" else (finish,)
     return Mode((prepare, mean, few, backward, *more, keys), macro)
+
+
+def _mean_bytes(tile: TileShape, slabs: int, warpgroups: int) -> int:
+    """Return the bytes of struct MeanShared: two stages of k and v, q and dout, numbers of queries,
+    two sums of each warp, and barriers. `slabs` is the number of slabs of k and v together."""
+    numbers = 4 * tile.q * (3 + 2 * 4 * warpgroups)
+    return 2 * SLAB * slabs * (2 * tile.k + tile.q) + numbers + _CONTROL_BYTES
 
 
 def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:

@@ -53,7 +53,9 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 // per thread (fewer in share 1 if the head dimension is not a multiple of whole slabs), then one
 // number per thread for the head's own gradient.
 constexpr int OWN_SHARES = SHARES / GROUPS;
-constexpr bool CROWDED = OWN_SHARES > 1;  // registers are short: keep fewer values live
+// The accumulators of dk and dv of a warpgroup's keys are more than 128 registers of a thread.
+constexpr bool WIDE_SUMS = SPLIT_KEYS && HEAD_DIM + HEAD_DIM_V > 256;
+constexpr bool CROWDED = OWN_SHARES > 1 || WIDE_SUMS;  // registers are short: keep fewer values live
 constexpr int SLOPE_SUMS = HEAD_GRADIENT ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // offset of share 1

@@ -169,8 +169,9 @@ FN uint2 traded_halves(const float *x, const float *y, float scale) {
 #endif
 
 #if EXCLUSIVE_DQ
-// Stores a share of a tile of dq directly in storage precision.
-FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
+// Stores a share of a tile of dq, from piece FIRST on, directly in storage precision.
+template <int FIRST = 0, int N>
+FN void add_dq(float (&dq)[N], float, struct Shared &, const struct Attention &p,
                const struct Step &step, const struct Turn &, i32 share) {
     const i32 thread = threadIdx.x % 128, odd = thread % 2;
     const i32 first = (step.word & INDEX) * TILE_Q + dq_query(share) + thread / 32 * 16
@@ -181,19 +182,21 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
         const i32 token = query_at(first + 8 * half);
         u32 *const line = (u32 *)p.dq + row_offset(p.dq_stride, at, token) / 2 + thread % 4 / 2 * 2;
 #pragma unroll
-        for (int i = 0; i < DQ_PIECES; i += 2) {
-            if (i >= dq_pieces(1) && share) break;
+        for (int i = 0; i < N / 4; i += 2) {
+            if (FIRST + i >= dq_pieces(1) && share) break;
             const float *const x = dq + 4 * i + 2 * half;
             const uint2 both = traded_halves(x, x + 4, p.scale);
-            if (PADDED && dq_column(share, i + odd) >= 8 * PIECES_QK) continue;
-            if (token < p.n_q) *(uint2 *)(line + dq_column(share, i + odd) / 2) = both;
+            const int column = dq_column(share, FIRST + i + odd);
+            if (PADDED && column >= 8 * PIECES_QK) continue;
+            if (token < p.n_q) *(uint2 *)(line + column / 2) = both;
         }
     }
 }
 #else
-// Hands over a share of a tile of dq. `slope` is the thread's share of its head's gradient. STAGED:
-// the caller must still publish the writes.
-FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
+// Hands over a share of a tile of dq, from piece FIRST on. `slope` is the thread's share of its head's
+// gradient. STAGED: the caller must still publish the writes.
+template <int FIRST = 0, int N>
+FN void add_dq(float (&dq)[N], float slope, struct Shared &shared, const struct Attention &p,
                const struct Step &, const struct Turn &turn, i32 share) {
     const i32 thread = threadIdx.x % 128;
 #if STAGED
@@ -205,15 +208,15 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
         + make_opaque(share) * SHARE;
 #endif
 #pragma unroll
-    for (int i = 0; i < DQ_PIECES; i++) {
-        if (i >= dq_pieces(1) && share) break;
+    for (int i = 0; i < N / 4; i++) {
+        if (FIRST + i >= dq_pieces(1) && share) break;
         const float *x = dq + 4 * i;
         const float4 four = make_float4(x[0], x[1], x[2], x[3]);
-        float4 *const own = (float4 *)to + i * 128 + thread;
+        float4 *const own = (float4 *)to + (FIRST + i) * 128 + thread;
         if (first) *own = four;
         else atomicAdd(own, four);
     }
-    if (HEAD_GRADIENT) {
+    if (HEAD_GRADIENT && FIRST == 0) {
         float *const own = to + 512 * dq_pieces(share) + thread;
         if (first) *own = slope;
         else atomicAdd(own, slope);

@@ -23,7 +23,7 @@ struct MeanShared {
     i32 tiles;         // tiles of the row
     i32 word[STAGES];  // of the key tile in this stage
 };
-static_assert(sizeof(struct MeanShared) <= sizeof(struct Shared), "memory of the main launch");
+static_assert(sizeof(struct MeanShared) <= MEAN_MEMORY, "planned memory");
 
 // See shared_memory().
 FN struct MeanShared &mean_memory() { return (struct MeanShared &)shared_memory(); }

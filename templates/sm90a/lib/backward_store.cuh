@@ -1,16 +1,20 @@
 // Epilogue of a tile column: stores dk and dv, or adds them if items share the column. Needs:
 // backward_workspace.cuh, backward_dq.cuh, ptx.cuh.
 
+// Slabs of dk or dv for which a warpgroup has room where ds was.
+constexpr int ROOM = SPLIT_KEYS ? DS_STAGES * PAIR_BYTES / (GROUPS * 64 * SLAB_ROW) : SLABS;
+
 // Stages a warpgroup's share of a tile column's gradients in storage precision for box copies: its
-// own keys, or its own columns of all keys.
+// own keys, or its own columns of all keys. Of COUNT slabs, those from `first` on that fit.
 template <int COUNT, int N>
-FN void stage_gradient(const float (&d)[N], u32 tile, float scale, i32 group) {
+FN void stage_gradient(const float (&d)[N], u32 tile, float scale, i32 group, u32 first) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         const float *x = d + 8 * i;
-        const u32 column = column_of<COUNT>(group, 2 * i);
-        store_matrices(tile + column / 64 * 64 * SLAB_ROW
+        const u32 column = column_of<COUNT>(group, 2 * i), slab = column / 64 - first;
+        if (!ALONE && COUNT > ROOM && slab >= ROOM) continue;
+        store_matrices(tile + slab * 64 * SLAB_ROW
                            + swizzled(row, column % 64 / 8 + lane / 16),
                        pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
                        pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
@@ -23,7 +27,8 @@ FN void stage_gradient(const float (&d)[N], u32 tile, float scale, i32 group) {
 FN u32 gradient_place(const struct Shared &shared, const struct Column &column, u32 last, int of_k,
                       i32 group) {
     if (!ALONE)
-        return shared_address(shared.ds) + (SPLIT_KEYS ? group * SLABS * 64 * SLAB_ROW : 0);
+        return shared_address(shared.ds)
+               + (SPLIT_KEYS ? group * (SLABS < ROOM ? SLABS : ROOM) * 64 * SLAB_ROW : 0);
     if (column.steps == 0) return shared_address(of_k ? shared.k : shared.v);
     return shared_address(of_k ? shared.q[last] : shared.dout[last]);
 }
@@ -37,23 +42,27 @@ FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
     const u32 tile = gradient_place(shared, column, last, OF_K, group);
-    stage_gradient<COUNT>(d, tile, scale, group);
-    if (SPLIT_KEYS) sync_group(group);
-    else sync_both();
-    if (leader) {
+    constexpr int AT_ONCE = ALONE || COUNT < ROOM ? COUNT : ROOM;
 #pragma unroll
-        for (int j = 0; j < COUNT; j++) {
-            const u32 from = tile + j * 64 * SLAB_ROW;
-            const Point key = key_point(column.tile * TILE_K + key_of(group));
-            if (p.accumulates) add_box(map, from, 64 * j, key, at.head, at.batch);
-            else store_box(map, from, 64 * j, key, at.head, at.batch);
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
+        stage_gradient<COUNT>(d, tile, scale, group, first);
+        if (SPLIT_KEYS) sync_group(group);
+        else sync_both();
+        if (leader) {
+#pragma unroll
+            for (int j = first; j < first + AT_ONCE && j < COUNT; j++) {
+                const u32 from = tile + (j - first) * 64 * SLAB_ROW;
+                const Point key = key_point(column.tile * TILE_K + key_of(group));
+                if (p.accumulates) add_box(map, from, 64 * j, key, at.head, at.batch);
+                else store_box(map, from, 64 * j, key, at.head, at.batch);
+            }
+            commit_stores();
+            if (!ALONE || OF_K) stores_read<0>();
         }
-        commit_stores();
-        if (!ALONE || OF_K) stores_read<0>();
+        if (ALONE) continue;
+        if (SPLIT_KEYS && !(OF_K && first + AT_ONCE >= COUNT)) sync_group(group);
+        else sync_both();
     }
-    if (ALONE) return;
-    if (SPLIT_KEYS && !OF_K) sync_group(group);
-    else sync_both();
 }
 FN void store_column(const Gradient &dk, const ValueGradient &dv, const struct Column &column,
                      u32 last, struct Shared &shared, const struct Attention &p,

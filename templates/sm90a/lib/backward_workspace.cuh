@@ -96,6 +96,16 @@ FN i64 padded_rows(const struct Attention &p) {
 FN float *ends_of(const struct Attention &p) { return p.delta - padded_rows(p); }
 FN float *lows_of(const struct Attention &p) { return ends_of(p) - padded_rows(p); }
 
+// If two warpgroups divide `slabs` slabs of columns: how many each has whole, and the first of the
+// second warpgroup. If the number is odd, they have half of the middle slab each.
+FN constexpr int whole(int slabs) { return slabs / 2; }
+FN constexpr int second_slab(int slabs) { return slabs - slabs / 2; }
+template <int COUNT>
+FN int divided_column(i32 group, int piece) {
+    constexpr int WHOLE = whole(COUNT);
+    return piece < 8 * WHOLE ? 64 * second_slab(COUNT) * group + 8 * piece
+                             : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
+}
 // A warpgroup's columns of dk, dv and dq are divided into pieces of eight.
 #if SPLIT_KEYS
 constexpr int PIECES = HEAD_DIM / 8, PIECES_OF_DV = HEAD_DIM_V / 8;  // of dk (or dq), and of dv
@@ -106,20 +116,14 @@ FN int key_of(i32 group) { return 64 * group; }
 // of queries.
 constexpr bool SHARE_COLUMNS = TILE_Q < 128;
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
-FN int dq_column(i32 share, int piece) { return (SHARE_COLUMNS ? 64 * share : 0) + 8 * piece; }
+FN int dq_column(i32 share, int piece) {
+    return SHARE_COLUMNS ? divided_column<SLABS>(share, piece) : 8 * piece;
+}
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 #else
 constexpr int PIECES = HEAD_DIM / 16, PIECES_OF_DV = HEAD_DIM_V / 16;
-// Of `slabs` slabs, how many a warpgroup has whole, and the first of the second warpgroup. If the
-// number is odd, the middle slab is divided.
-FN constexpr int whole(int slabs) { return slabs / 2; }
-FN constexpr int second_slab(int slabs) { return slabs - slabs / 2; }
 template <int COUNT = SLABS>
-FN int column_of(i32 group, int piece) {
-    constexpr int WHOLE = whole(COUNT);
-    return piece < 8 * WHOLE ? 64 * second_slab(COUNT) * group + 8 * piece
-                             : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
-}
+FN int column_of(i32 group, int piece) { return divided_column<COUNT>(group, piece); }
 FN int key_of(i32) { return 0; }
 FN int dq_pieces(i32) { return DQ_PIECES; }
 FN int dq_column(i32 share, int piece) { return column_of(share, piece); }
