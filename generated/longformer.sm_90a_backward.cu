@@ -64,14 +64,15 @@ FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[2].last = range_end(m.c4 >= tj ? n_q : bounds[2].first);
 }
 
-constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
+constexpr int HEAD_DIM = 128;  // elements of a row of q, k, dq and dk
+constexpr int HEAD_DIM_V = 128;  // elements of a row of v, out, dv and dout
 // Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
 // than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries of a step
 constexpr int TILE_K = 128;  // keys of a tile column
-constexpr int SLABS = 2;  // slabs of 64 columns in every tile
+constexpr int SLABS = 2;  // slabs of 64 columns in tiles of q and k
 constexpr int STAGES = 2;  // query tiles in flight
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
@@ -79,13 +80,17 @@ constexpr int COPY_REGISTERS = 24;
 constexpr int QUERIES = 64;
 constexpr int GROUPS = 2;  // that compute
 constexpr int BLOCKS = 1;  // blocks that an SM runs at once
-// Shared memory in bytes: of a block, and of a block of the separate dq launch.
+// Shared memory in bytes: of a block, of a block of the separate dq launch, and of a block of the
+// launch that computes delta for entmax.
 constexpr unsigned MEMORY = 207616;
 constexpr unsigned ROW_MEMORY = 0;
+[[maybe_unused]] constexpr unsigned MEAN_MEMORY = 207616;
 // In the separate dq launch, a warp keeps its rows of q and dout in registers.
 constexpr bool KEEP_ROWS = 0;
 // The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
+// A warpgroup computes its share of dq in two products: a whole slab, then half of another.
+#define HALF_SHARE 0
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 1
 // Key/value heads are processed in groups that share the L2 cache: as many heads as have this many

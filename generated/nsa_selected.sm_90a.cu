@@ -77,7 +77,8 @@ constexpr bool BLOCKS_EARLY = 0;  // too few registers to prefetch the words
 FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 
-constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+constexpr int HEAD_DIM = 128;  // elements of a row of q and k
+constexpr int HEAD_DIM_V = 128;  // elements of a row of v and out
 // Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
 // than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
@@ -86,7 +87,8 @@ constexpr int TILE_Q = 128;  // queries of a tile row
 constexpr int TILE_K = 128;  // keys of a tile; a step processes one tile
 // Unit of the indices in a tile list, in keys. Tiles that follow documents may begin at any key.
 constexpr int KEY_STEP = TILE_K;
-constexpr int SLABS = 2;  // of 64 columns, in every tile; see lib/wgmma.cuh
+// Slabs of 64 columns in tiles of q and k; see lib/wgmma.cuh.
+constexpr int SLABS = 2;
 constexpr int GROUPS = 2;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // blocks that an SM runs at once

@@ -55,7 +55,8 @@ constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
 constexpr int OWN_SHARES = SHARES / GROUPS;
 // The accumulators of dk and dv of a warpgroup's keys are more than 128 registers of a thread.
 constexpr bool WIDE_SUMS = SPLIT_KEYS && HEAD_DIM + HEAD_DIM_V > 256;
-constexpr bool CROWDED = OWN_SHARES > 1 || WIDE_SUMS;  // registers are short: keep fewer values live
+// Registers are short: keep fewer values live.
+constexpr bool CROWDED = OWN_SHARES > 1 || WIDE_SUMS;
 constexpr int SLOPE_SUMS = HEAD_GRADIENT ? 128 : 0;
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM + SHARES * SLOPE_SUMS;
 constexpr int SHARE = 512 * DQ_PIECES + SLOPE_SUMS;  // offset of share 1

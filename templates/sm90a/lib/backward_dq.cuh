@@ -193,8 +193,8 @@ FN void add_dq(float (&dq)[N], float, struct Shared &, const struct Attention &p
     }
 }
 #else
-// Hands over a share of a tile of dq, from piece FIRST on. `slope` is the thread's share of its head's
-// gradient. STAGED: the caller must still publish the writes.
+// Hands over a share of a tile of dq, from piece FIRST on. `slope` is the thread's share of its
+// head's gradient. STAGED: the caller must still publish the writes.
 template <int FIRST = 0, int N>
 FN void add_dq(float (&dq)[N], float slope, struct Shared &shared, const struct Attention &p,
                const struct Step &, const struct Turn &turn, i32 share) {

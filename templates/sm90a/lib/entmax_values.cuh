@@ -6,7 +6,8 @@
 // computes the weight of one key, and all four read a quarter of each value row: 16 bytes of every
 // 64.
 constexpr int PIECES = HEAD_DIM_V / 32;  // 16-byte pieces of a thread
-constexpr int FETCHED = HEAD_DIM_V > 128 ? 1 : HEAD_DIM_V > 64 ? 2 : 4;  // keys of a row per iteration
+// Keys of a row per iteration.
+constexpr int FETCHED = HEAD_DIM_V > 128 ? 1 : HEAD_DIM_V > 64 ? 2 : 4;
 
 // The lists of the four threads of a quad, concatenated.
 struct Joined {

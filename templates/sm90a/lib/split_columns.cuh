@@ -1,8 +1,8 @@
 // WGMMAs of gradients when warpgroups split the columns: whole slabs and, if their number is odd,
 // half of one more slab. Needs: backward_products.cuh, wgmma.cuh.
 
-// Operand descriptors of a warpgroup's columns, in tiles of q or k with slabs of `slab` bytes: whole
-// slabs, then half of one.
+// Operand descriptors of a warpgroup's columns, in tiles of q or k with slabs of `slab` bytes:
+// whole slabs, then half of one.
 FN u64 whole_slabs(u32 tile, u32 slab, i32 group) {
     return along_tokens(tile + second_slab(SLABS) * slab * group, slab);
 }

@@ -6,7 +6,8 @@ FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     struct Operands at;
     at.k = along_columns(k + group * 64 * SLAB_ROW);
     at.q = along_columns(q);
-    at.k_tokens = along_tokens(k + (SHARE_COLUMNS ? group * second_slab(SLABS) * K_SLAB : 0), K_SLAB);
+    const i32 first_slab = SHARE_COLUMNS ? group * second_slab(SLABS) : 0;
+    at.k_tokens = along_tokens(k + first_slab * K_SLAB, K_SLAB);
     at.k_half = along_tokens(k + whole(SLABS) * K_SLAB + 64 * group, K_SLAB);
     at.q_tokens = along_tokens(q, Q_SLAB);
     at.ds = along_columns(ds + half);
