@@ -27,8 +27,8 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import kind_name
 from maskc.ir.heads import written_heads
+from maskc.plan.cost import USUAL_HEADS
 from maskc.plan.explain import predicted
-from maskc.plan.predict import USUAL_HEADS
 from maskc.plan.types import KernelPlan
 from maskc.verify.samples import sample_data
 from maskc.viz import words

@@ -12,7 +12,8 @@ from typing import Any
 from maskc.core.bundle import DEFAULT, PACK_GQA, Bundle
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
-from maskc.dispatch.selector import PARTS, tuning_key
+from maskc.dispatch.programs import PARTS
+from maskc.dispatch.selector import tuning_key
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.tuned import remember
 from maskc.verify.timing import Timed, take_turns

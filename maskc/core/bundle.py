@@ -196,6 +196,12 @@ class Mode:
             or (launch.feature is None and launch.entry not in with_feature)
         )
 
+    @property
+    def usual_launches(self) -> tuple[Launch, ...]:
+        """Launches with softmax, without those that few pairs need, or rows or columns in parts."""
+        rare = (Grid.keys, Grid.merges, Grid.few)
+        return tuple(launch for launch in self.launched(frozenset()) if launch.grid not in rare)
+
 
 OF_KEYS = ("k", "v", "dk", "dv")
 """Tensors that have a row for each key; the others have one for each query."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.bundle import Bundle, SourceUnit
-from maskc.core.cost import Card, Cost
+from maskc.core.bundle import DEFAULT, Bundle, SourceUnit
+from maskc.core.cost import Card, Cost, LaunchCost
 from maskc.core.forms import SMALL, TINY
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 
 STEP_KEYS = 12
@@ -84,6 +84,8 @@ def cards(target: str) -> tuple[str, ...]:
 
 
 _NONE: Tables = {}
+_UNMEASURED = 132
+"""Multiprocessors that a card is taken to have where nobody measured."""
 OF_CARD = "on"
 """Separator between a target and a card in the names of tables of other cards."""
 
@@ -149,6 +151,7 @@ def costs(
         size: the cost of a step, relative to a step of the default source.
     """
     by_mode = tables.get(source_name(direction, form), {}).get(str(head_dim), {})
+    launch = _launch_cost(tables, direction, head_dim) if by_mode else LaunchCost()
     return tuple(
         Cost(
             mode,
@@ -157,10 +160,40 @@ def costs(
             round(size * numbers["masked"]),
             numbers.get("lone", 0),
             numbers.get("query", 0),
+            launch,
         )
         for mode, numbers in by_mode.items()
         if mode in modes
     )
+
+
+def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchCost:
+    """The cost of a launch of a mask in parts; nothing where the tables lack it."""
+    parts = tables.get("parts")
+    if parts is None:
+        return LaunchCost()
+    card = Card(**tables["card"])
+    return LaunchCost(
+        card.cycles(parts["launch_us"]) * card.multiprocessors,
+        parts[direction.value] * head_dim,
+        card.multiprocessors,
+        parts["alone"],
+        card.cycles(parts["last_row_us"]),
+    )
+
+
+def assumed(target: str, direction: Direction, tile: TileShape) -> tuple[Cost, ...]:
+    """Return the costs of a source that nobody measured, which has one mode.
+
+    They tell whether a mask runs in parts, and are not times of a card.
+    """
+    numbers = _file()["unmeasured"][TARGETS[target].language][direction.value]
+    area, per_row = tile.q * tile.k, numbers["query"] * tile.q
+    forward = direction is Direction.forward
+    row, query = (per_row, 0) if forward else (0, per_row)
+    masked = round(numbers["masked"] * area)
+    launch = LaunchCost(numbers["launch"] * _UNMEASURED, numbers["join"])
+    return (Cost(DEFAULT, row, area, masked, query=query, launch=launch),)
 
 
 def unpriced(bundle: Bundle) -> Bundle:
@@ -169,18 +202,25 @@ def unpriced(bundle: Bundle) -> Bundle:
     return replace(bundle, units=units).with_inner(unpriced)
 
 
-def priced(bundle: Bundle, tables_of: Callable[[str], Tables] = measured) -> Bundle:
+def priced(
+    bundle: Bundle, tables_of: Callable[[str], Tables] = measured, of_parts: bool = False
+) -> Bundle:
     """Return the bundle with the costs of its sources.
 
     Args:
         tables_of: the coefficients of a target; by default the ones that planning uses.
+        of_parts: whether it is inside a bundle that has parts, whose sources all have costs.
     """
-    units = tuple(replace(unit, costs=_costs(unit, bundle, tables_of)) for unit in bundle.units)
-    return replace(bundle, units=units).with_inner(partial(priced, tables_of=tables_of))
+    of_parts |= bool(bundle.parts)
+    units = tuple(
+        replace(unit, costs=_costs(unit, bundle, tables_of, of_parts)) for unit in bundle.units
+    )
+    inner = partial(priced, tables_of=tables_of, of_parts=of_parts)
+    return replace(bundle, units=units).with_inner(inner)
 
 
 def _costs(
-    unit: SourceUnit, bundle: Bundle, tables_of: Callable[[str], Tables]
+    unit: SourceUnit, bundle: Bundle, tables_of: Callable[[str], Tables], of_parts: bool
 ) -> tuple[Cost, ...]:
     direction = next(iter(unit.directions), None)
     if direction is None:
@@ -190,4 +230,5 @@ def _costs(
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
     head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
-    return costs(tables_of(unit.target), direction, unit.form, head_dim, modes, size)
+    of_unit = costs(tables_of(unit.target), direction, unit.form, head_dim, modes, size)
+    return of_unit or (assumed(unit.target, direction, unit.tile) if of_parts else ())

@@ -33,6 +33,24 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """The cost of a launch in addition to its tiles, however few heads it has: a mask in parts pays
+    it several times."""
+
+    start: float = 0.0
+    """Cycles of all multiprocessors together before blocks are at work."""
+    join: float = 0.0
+    """Cycles per query whose results are added to those of an earlier launch."""
+    multiprocessors: int = 0
+    """Multiprocessors that wait for the last row."""
+    alone: float = 0.0
+    """Cycles of a row that runs alone on a multiprocessor, relative to the time of a row among as
+    many blocks as fit."""
+    last_row: float = 0.0
+    """The most cycles that they wait: long rows are cut."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """The cost of work in one mode of a source.
 
@@ -50,6 +68,8 @@ class Cost:
     """Additional cycles of a tile row (column) with one live tile: nothing hides its loads."""
     query: int = 0
     """Per tile row of dq in a backward pass: it is cleared before and rounded after."""
+    launch: LaunchCost = LaunchCost()
+    """The cost of launches, for calls that have several."""
 
     def cycles(self, tally: Tally) -> int:
         """The cycles of a whole pass."""
@@ -72,10 +92,9 @@ class Card:
     bytes_per_cycle: float = 0.0
     """Memory bandwidth per multiprocessor in bytes per cycle, at maximum clocks."""
 
-    @property
-    def launch_cycles(self) -> float:
-        """Cycles of all multiprocessors together that go by while a launch starts."""
-        return self.launch_us * 1e3 * self.ghz * self.multiprocessors
+    def cycles(self, microseconds: float) -> float:
+        """Cycles of a multiprocessor that go by in a time."""
+        return microseconds * 1e3 * self.ghz
 
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """The time of work that keeps all multiprocessors busy, in milliseconds."""

@@ -1,32 +1,36 @@
-"""Masks in parts over the rows of listed tokens: which tokens, whether that pays, and the launches.
-
-Times are in pairs of a full tile, and those of one head, as for residue classes.
-"""
+"""Masks in parts over the rows of listed tokens: which tokens, and whether parts may pay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL, N_Q_OF_ALL, LayoutRecipe
+from maskc.core.cost import Tally
 from maskc.core.evaluator import evaluate
-from maskc.core.layout import FULL, BlockLayout
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL
 from maskc.core.listed import Listed
 from maskc.core.problem import Direction, TileShape
-from maskc.dispatch.residue_split import PARTIAL, ROW, launch_cost
+from maskc.dispatch.programs import Facts
 from maskc.layout import build
+from maskc.layout.work.tile_counts import Adders
 
 Arrays = Mapping[str, np.ndarray]
 
-_MOVED = 4
-"""Passes over a listed row that moving it, and what belongs to it, takes as long as."""
 
-_LAUNCHES = {Direction.forward: 1.0, Direction.backward: 2.5}
-"""Launches that a part adds, with those that move rows (a mask with global tokens in 22 calls, an
-H200: the faster way is chosen in all of them)."""
+class ListedLines(NamedTuple):
+    """Rows or columns of listed tokens that a mask has besides its base."""
+
+    listed: Listed
+    keep: Expr
+    """The pairs, over packed rows."""
+    tokens: np.ndarray
+    """int32 [most], one sequence's."""
+
 
 _THIN = 4
 """Part of all tiles that a thin mask has at most."""
@@ -58,19 +62,17 @@ def tokens_of(
     return tokens
 
 
+def listed_in_turn(direction: Direction) -> tuple[tuple[str, bool], ...]:
+    """Return the launches of a pass in order: the side of the listed rows that each runs over, ""
+    for all rows, and whether its results are added to those of earlier launches."""
+    if direction is Direction.backward:
+        return ("", False), ("q", True), ("k", True)
+    return ("", False), ("k", True), ("q", False)
+
+
 def of_all(n_q: int, n_kv: int) -> dict[str, int]:
     """Return the parameters of masks over some of the tokens."""
     return {N_Q_OF_ALL: n_q, N_KV_OF_ALL: n_kv}
-
-
-@dataclass(frozen=True)
-class ListedTiles:
-    """A part over listed rows, with what its tiles depend on besides lengths."""
-
-    listed: Listed
-    recipe: LayoutRecipe
-    tokens: np.ndarray
-    """int32 [most], one sequence's."""
 
 
 def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) -> bool:
@@ -81,49 +83,40 @@ def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) 
     return _THIN * layout.nnz <= rows * columns
 
 
-def times(
-    base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
-    language: str, n_q: int, n_kv: int, direction: Direction, heads: int,
-) -> tuple[float, float]:  # fmt: skip
-    """(whole, with the rows of listed tokens in parts of their own).
+def whole_facts(
+    base: LayoutRecipe, lists: Sequence[ListedLines], params: Mapping[str, int], n_q: int,
+    n_kv: int, direction: Direction,
+) -> Facts:  # fmt: skip
+    """Return the tiles of the whole mask: those of its base, and all with a listed key or query.
 
-    Whole, every tile that has a listed key, or query, is live; which of these the mask has anyway
-    is known.
+    The tiles of scattered tokens are many, and one by one they take seconds to find.
 
     Args:
-        base: the mask without its lists.
+        base: the mask without its lists, in tiles of the whole mask's source.
+        lists: its lists.
         params: of the mask.
-        language: of the target, `c` or `cuda`.
         n_q, n_kv: lengths.
         direction: the pass.
-        heads: query heads of all sequences, which share launches.
     """
-    tile, row = base.tile, ROW[language, direction]
-    layout = build(base, n_q, n_kv, params, {})
+    tile, layout = base.tile, build(base, n_q, n_kv, params, {})
     live = layout.to_dense() > 0
-    alone = _time(layout) + row * n_q
-    apart = alone
-    launch = _LAUNCHES[direction] * launch_cost(language, direction, heads)
-    for part in parts:
-        apart += launch
-        part_params, count = {**params, **of_all(n_q, n_kv)}, len(part.tokens)
-        lengths = (count, n_kv) if part.listed.side == "q" else (n_q, count)
-        data = {part.listed.array: part.tokens}
-        apart += _time(build(part.recipe, *lengths, part_params, data))
-        apart += row * (_MOVED * count + lengths[0])
-        of_rows = part.listed.side == "q"
-        thin = TileShape(1, tile.k) if of_rows else TileShape(tile.q, 1)
-        lines = build(LayoutRecipe(thin, part.recipe.keep, None), *lengths, part_params, data)
+    for listed, keep, tokens in lists:
+        of_queries = listed.side == "q"
+        lengths = (len(tokens), n_kv) if of_queries else (n_q, len(tokens))
+        thin = LayoutRecipe(
+            TileShape(1, tile.k) if of_queries else TileShape(tile.q, 1), keep, None
+        )
+        given = {**params, **of_all(n_q, n_kv)}
+        lines = build(thin, *lengths, given, {listed.array: tokens})
         rows, columns = np.repeat(np.arange(lines.shape[0]), np.diff(lines.row_ptr)), lines.col
-        if of_rows:
-            rows = part.tokens[rows] // tile.q
+        if of_queries:
+            rows = tokens[rows] // tile.q
         else:
-            columns = part.tokens[columns] // tile.k
+            columns = tokens[columns] // tile.k
         live[rows, columns] = True
-    more = int(live.sum()) - layout.nnz
-    return alone + PARTIAL * tile.q * tile.k * more, apart
-
-
-def _time(layout: BlockLayout) -> float:
-    full = int((layout.kind == FULL).sum())
-    return layout.tile.q * layout.tile.k * (full + PARTIAL * (layout.nnz - full))
+    tiles, full = int(live.sum()), int((layout.kind == FULL).sum())
+    backward = direction is Direction.backward
+    counts, adders = live.sum(0 if backward else 1), live.sum(1)
+    lone, queries = int((counts == 1).sum()), len(live) if backward else 0
+    tally = Tally(int((counts > 0).sum()), tiles, tiles - full, lone, queries)
+    return Facts(tally, Adders(int(adders.max(initial=0)), int((adders > 0).sum())))

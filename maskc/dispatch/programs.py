@@ -1,15 +1,16 @@
 """Programs: the complete ways to run one pass over the tokens of a call, and what each would cost.
 
-A program is a source in one of its modes. `programs_of` lists them for one source, with the reason
-where a program cannot run; `cheapest` is the only place that compares them.
+A program is a source in one of its modes, or the launches of a mask in parts. `programs_of` lists
+the programs of one source, with the reason where one cannot run; `in_parts` adds up launches;
+`cheapest` is the only place that compares programs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from maskc.core.boxes import Boxes
 from maskc.core.bundle import (
@@ -117,15 +118,27 @@ class Program(Generic[S]):
     """Predicted cycles on one multiprocessor; each distinct list of tiles counts once."""
     obstacle: str = ""
     """Why it cannot run; empty where it can."""
+    overhead: float = 0.0
+    """Cycles of all multiprocessors together that it costs however few heads there are: a call of
+    several launches pays it several times."""
+
+    @property
+    def runs_in_parts(self) -> bool:
+        """Whether it runs a mask in parts; then `unit` is the source of the whole mask."""
+        return self.mode == PARTS
 
     @property
     def name(self) -> str:
         """Name in reports: the tile and the mode."""
+        if self.runs_in_parts:
+            return "in parts"
         tile = self.unit.tile
         boxes = "boxes of " if self.unit.boxes is not None else ""
         return f"{boxes}{tile.q} x {tile.k} {MODE_NAMES[self.mode]}".strip()
 
 
+PARTS = "parts"
+"""The mode of a program that runs a mask in parts."""
 MODE_NAMES = {
     DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa", DETERMINISTIC: "in order",
     EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq",
@@ -161,7 +174,10 @@ def programs_of(
     obstacles = _backward(unit, wanted, facts, sizes, accumulates) if backward else _forward(wanted)
     for mode, obstacle in obstacles.items():
         if mode in modes:
-            yield Program(unit, mode, _cycles(unit, mode, facts, sharing), obstacle)
+            cycles = _cycles(unit, mode, facts, sharing)
+            overhead = _overhead(unit, mode, modes[mode], facts, cycles)
+            joined = unit.costs[0].launch.join * sizes.n_q if accumulates and unit.costs else 0.0
+            yield Program(unit, mode, cycles + joined, obstacle, overhead)
 
 
 def _forward(wanted: Pass) -> dict[str, str]:
@@ -249,11 +265,26 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     return factor * (cost.cycles(tally) - columns)
 
 
+def _overhead(unit: Source, name: str, mode: Mode, facts: Facts, cycles: float) -> float:
+    """Return the cycles of all multiprocessors while launches start, and while the last row runs.
+
+    Of the two launches of SEPARATE_DQ each has about half of a row's cycles.
+    """
+    if not unit.costs or facts.tally is None or math.isinf(cycles):
+        return 0.0
+    launch, row = unit.costs[0].launch, cycles / max(1, facts.tally.rows)
+    blocks = max((kernel.resident for kernel in mode.usual_launches), default=1)
+    alone = launch.alone * blocks * (row / 2 if name == SEPARATE_DQ else row)
+    waits = launch.multiprocessors * min(alone, launch.last_row)
+    return len(mode.usual_launches) * launch.start + waits
+
+
 def cheapest(
     units: Sequence[S],
     programs: Callable[[S, Facts], Sequence[Program[S]]],
     facts_of: Callable[[S], Facts],
     n_kv: int,
+    parts: Callable[[Program[S]], Program[S]] | None = None,
 ) -> Program[S]:
     """Return the program that can run and has the fewest predicted cycles; of equal ones the first.
 
@@ -265,6 +296,8 @@ def cheapest(
         programs: lists the programs of a source.
         facts_of: counts the tiles of a source.
         n_kv: keys.
+        parts: returns the program that runs the mask in parts, given the best one that runs it
+            whole; None where the mask has no parts.
     """
     first = facts_of(units[0])
     best = least(programs(units[0], first))
@@ -278,7 +311,7 @@ def cheapest(
         other = least(programs(unit, facts_of(unit)), best)
         if other.cycles < best.cycles:
             best = other
-    return best
+    return best if parts is None else least([best, parts(best)])
 
 
 def _cycles_at_least(unit: Source, bound: Tally) -> float:
@@ -300,6 +333,41 @@ def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -
     able = [program for program in programs if not program.obstacle]
     fallback = programs[0] if otherwise is None else otherwise
     return min(able, key=lambda program: program.cycles, default=fallback)
+
+
+class Launched(NamedTuple):
+    """A launch of a mask in parts."""
+
+    program: Program[Any]
+    classes: int = 1
+    """Residue classes that it runs over."""
+    share: float = 1.0
+    """The share of the call's heads that it runs."""
+
+
+ANY_HEADS = 32
+"""Heads that share a launch, where the number of sequences may not decide."""
+
+
+def in_parts(
+    whole: Program[S], launches: Iterable[Launched], sizes: Sizes, invariant: bool = False
+) -> Program[S]:
+    """Return the program of a mask in parts.
+
+    Its cycles include what its launches cost more than that of the whole mask, so both compare.
+
+    Args:
+        whole: the best program of the whole mask.
+        launches: of all parts.
+        sizes: of the call.
+        invariant: whether bits may not depend on the number of sequences.
+    """
+    cycles, overhead = 0.0, -whole.overhead
+    for program, classes, share in launches:
+        cycles += share * classes * program.cycles
+        overhead += share * program.overhead
+    heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
+    return Program(whole.unit, PARTS, cycles + overhead / heads)
 
 
 Emitted = Program[SourceUnit]

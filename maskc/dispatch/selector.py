@@ -27,7 +27,7 @@ from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
 from maskc.dispatch.launch_plan import LaunchPlan, launch_plan
-from maskc.dispatch.programs import Emitted, Facts, cheapest, least, programs_of
+from maskc.dispatch.programs import PARTS, Emitted, Facts, cheapest, least, programs_of
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.stand_ins import expected_tally
 from maskc.dispatch.tables import Tables, make_tables, per_sequence
@@ -57,10 +57,6 @@ _REMEDY = "leave nan_safe out, or use target='{}'"
 
 Form = tuple[SourceUnit, str, Features]
 """A source, the mode it runs in, and the features it is built with."""
-
-
-PARTS = "parts"
-"""The name of the program that runs a mask in parts."""
 
 
 def tuning_key(direction: Direction, deterministic: bool, n_q: int, n_kv: int) -> str:
@@ -208,8 +204,9 @@ class SourceSelector:
         return _working(unit, ordered=True, both_ways=both_ways)
 
     def choose(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, alone: bool = False
-    ) -> Emitted:
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, alone: bool = False,
+        parts: Callable[[Emitted], Emitted] | None = None,
+    ) -> Emitted:  # fmt: skip
         """Return the program of a pass with the least predicted time.
 
         Args:
@@ -218,6 +215,7 @@ class SourceSelector:
             bound: the mask's parameters and data.
             place: the tokens.
             alone: whether no other source may run.
+            parts: see `cheapest`.
         """
         units = (unit,) if alone else self._choice(unit, wanted, place)
         programs = partial(self._programs, wanted, place)
@@ -229,7 +227,10 @@ class SourceSelector:
             if measured is not None:
                 return measured
         try:
-            best = cheapest(units, programs, expected if stands_in else counted, place.sizes.n_kv)
+            facts = expected if stands_in else counted
+            best = cheapest(units, programs, facts, place.sizes.n_kv, parts)
+            if best.runs_in_parts:
+                return best
             if stands_in:
                 best = least(programs(best.unit, counted(best.unit)))
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more
@@ -241,6 +242,15 @@ class SourceSelector:
             if self._tables_of(ordered, wanted, bound, place).chain > _MOST_TURNS:
                 return least(programs(unit, counted(unit)))
         return best
+
+    def compare(
+        self, unit: SourceUnit, wanted: Pass, place: Place, facts: Callable[[SourceUnit], Facts],
+        parts: Callable[[Emitted], Emitted],
+    ) -> Emitted:  # fmt: skip
+        """Return the program with the least predicted time, given the tiles of every source;
+        arguments as of `choose` and `cheapest`."""
+        units, programs = self._choice(unit, wanted, place), partial(self._programs, wanted, place)
+        return cheapest(units, programs, facts, place.sizes.n_kv, parts)
 
     def _measured(
         self, units: Sequence[SourceUnit], wanted: Pass, place: Place,

@@ -26,7 +26,6 @@ from maskc.dsl.mask import Mask
 from maskc.lab.fitting import GHZ, Fit, Sample, fits
 from maskc.layout import build
 from maskc.layout.work.tile_counts import tally_of
-from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import first_card, runs
 from maskc.verify.timing import Timed, take_turns
@@ -203,7 +202,7 @@ def work_of(unit: SourceUnit, mode: str, head_dim: int, tally: Tally, owners: fl
     return Sample(
         source_name(unit.directions[0], unit.form), head_dim, mode,
         round(owners * tally.rows), round(owners * tally.tiles), round(owners * tally.masked),
-        launches_of(unit.mode(mode)), 0.0, round(owners * tally.lone),
+        len(unit.mode(mode).usual_launches), 0.0, round(owners * tally.lone),
         round(owners * tally.queries),
     )  # fmt: skip
 

@@ -18,8 +18,9 @@ from maskc.core.expr import Expr
 from maskc.core.problem import Direction
 from maskc.core.selection import Selection
 from maskc.ir.types import MaskIR
+from maskc.plan.cost import USUAL_HEADS
 from maskc.plan.explain import SCORES, wrapped
-from maskc.plan.predict import USUAL_HEADS, milliseconds
+from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan
 
 _N = sympy.Symbol("N", integer=True, positive=True)

@@ -68,7 +68,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
-    return _with_choice(main, alternatives)
+    return _with_choice(main, alternatives, bool(main.parts))
 
 
 def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
@@ -124,7 +124,7 @@ def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a part of a mask, which has no stand-ins on other targets."""
     along = tuple(along for along in family_of(target).along if along.target == target.name)
     main, *alternatives = _sources(heads, problem, target, along)
-    return _with_choice(main, alternatives)
+    return _with_choice(main, alternatives, True)
 
 
 def _sources(
@@ -175,14 +175,16 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
     return replace(plan, schedule=family.schedule(plan.padded, (), plan.direction, TOGETHER))
 
 
-def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
-    """The plan and those that go along, with what their modes cost."""
+def _with_choice(
+    main: KernelPlan, others: Sequence[KernelPlan], of_parts: bool = False
+) -> KernelPlan:
+    """The plan and those that go along, with what their modes cost; see `costs_of`."""
     alternatives = tuple(
-        replace(other, costs=costs_of(other)) if other.target == main.target else other
+        replace(other, costs=costs_of(other, of_parts)) if other.target == main.target else other
         for other in others
     )
     reasons = (*main.reasons, *(_why_other(other) for other in alternatives if other.form))
-    return replace(main, alternatives=alternatives, costs=costs_of(main), reasons=reasons)
+    return replace(main, alternatives=alternatives, costs=costs_of(main, of_parts), reasons=reasons)
 
 
 def _why_other(plan: KernelPlan) -> str:

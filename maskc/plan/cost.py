@@ -1,30 +1,53 @@
-"""Costs of two plans of one mask by the cost model."""
+"""Costs of plans by the cost model, and the program that a call takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from maskc.core import coefficients
 from maskc.core.boxes import Boxes, axis_relations
-from maskc.core.bundle import EXCLUSIVE_DQ, Mode
+from maskc.core.bundle import EXCLUSIVE_DQ, N_KV_OF_ALL, LayoutRecipe, Mode
 from maskc.core.coefficients import source_name, step_size
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import Cost
 from maskc.core.forms import SMALL
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import HOST
 from maskc.dispatch.call import Pass
-from maskc.dispatch.programs import Facts, Program, least, programs_of
+from maskc.dispatch.listed_split import (
+    ListedLines,
+    listed_in_turn,
+    of_all,
+    tokens_of,
+    whole_facts,
+)
+from maskc.dispatch.programs import (
+    PARTS,
+    Facts,
+    Launched,
+    Program,
+    in_parts,
+    least,
+    programs_of,
+)
+from maskc.dispatch.residue_split import in_turn, obstacle
 from maskc.dispatch.stand_ins import LONGEST, SAMPLE, of_documents
+from maskc.layout import views
 from maskc.layout.inputs.max_seqlen import promises
 from maskc.layout.tiles.document_tiles import beside_documents
-from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
+from maskc.layout.work.tile_counts import adders_of, tally_of
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
+
+USUAL_HEADS = 16
+"""Heads of predicted times, where a mask is not compiled for a number of heads."""
+Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
+"""(plan, one of its masks, n_q, n_kv) -> its live tiles."""
 
 
 def when(plan: KernelPlan) -> str:
@@ -41,8 +64,12 @@ def launch_share(plan: KernelPlan) -> float:
     return 1.0 if launch_us is None else launch_us / forms["card"]["launch_us"]
 
 
-def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
-    """Return the costs of a plan's modes; empty if unknown."""
+def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
+    """Return the costs of a plan's modes; empty if unknown.
+
+    Args:
+        of_parts: whether it is of a mask in parts, or of a part: such plans always have costs.
+    """
     size = 1.0
     other = plan.boxes is not None or plan.problem.names_tile
     if other and plan.direction is Direction.forward:
@@ -50,7 +77,10 @@ def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
         size = step_size(plan.tile.k, usual.tile.k)
     modes = dict(plan.schedule.modes)
     head_dim, tables = plan.padded.head_dim, coefficients.measured(plan.target.name)
-    return coefficients.costs(tables, plan.direction, plan.form, head_dim, modes, size)
+    costs = coefficients.costs(tables, plan.direction, plan.form, head_dim, modes, size)
+    if costs or not of_parts:
+        return costs
+    return coefficients.assumed(plan.target.name, plan.direction, plan.tile)
 
 
 def layout_at(
@@ -109,9 +139,10 @@ def candidates(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int
 ) -> tuple[Candidate, ...]:
     """The sources that may run a pass at these lengths, the one with the largest tiles first."""
+    one_source = family_of(plan.target).one_source
     plans = [
         candidate for candidate in (plan, *plan.alternatives)
-        if candidate.target == plan.target and candidate.direction is direction
+        if candidate.target == plan.target and (candidate.direction is direction or one_source)
     ]  # fmt: skip
     others = (
         candidate for candidate in plans[1:]
@@ -120,13 +151,23 @@ def candidates(
     return tuple(map(Candidate, (*plans[:1], *others)))
 
 
+Counted = Callable[[Candidate, int, int, Direction], Facts]
+"""(source, n_q, n_kv, direction) -> its tiles."""
+
+
 def programs_at(
-    candidate: Candidate, tally: Tally, adders: Adders | None, n_q: int, n_kv: int
-) -> list[Program[Candidate]]:
-    """The programs of a planned source for one head with these tiles."""
-    wanted = Pass(candidate.plan.direction, frozenset(), False, HOST)
+    candidate: Candidate, facts: Facts, n_q: int, n_kv: int, direction: Direction | None = None,
+    accumulates: bool = False,
+) -> list[Program[Candidate]]:  # fmt: skip
+    """The programs of a planned source for one head with these tiles.
+
+    Args:
+        direction: the pass; that of the plan when None.
+        accumulates: whether results are added to those of another launch.
+    """
+    wanted = Pass(direction or candidate.plan.direction, frozenset(), False, HOST)
     sizes = Sizes(_MANY, 1, 1, n_q, n_kv)
-    return list(programs_of(candidate, wanted, Facts(tally, adders), sizes))
+    return list(programs_of(candidate, wanted, facts, sizes, accumulates))
 
 
 _MANY = 1 << 20
@@ -144,7 +185,7 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
 
     def cycles(candidate: Candidate, longest: int) -> float:
         tally = of_documents(candidate.tile, alongside, ir.params, longest, plan.direction)
-        return least(programs_at(candidate, tally, None, SAMPLE, SAMPLE)).cycles
+        return least(programs_at(candidate, Facts(tally), SAMPLE, SAMPLE)).cycles
 
     large, others = Candidate(plan), tuple(map(Candidate, small))
     fitting = (
@@ -155,8 +196,9 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
 
 
 def choice(
-    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None
-) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None,
+    heads: int | None = None,
+) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:  # fmt: skip
     """(the program that a call takes, all programs with predicted cycles); None where there is no
     choice, or it depends on data.
 
@@ -166,14 +208,112 @@ def choice(
         plan: of the forward pass, or of the pass itself.
         n_q, n_kv: lengths.
         direction: the pass; that of the plan when None.
+        heads: heads of all sequences, which share launches; None: one sequence's, or USUAL_HEADS
+            where the mask is not compiled for a number of heads.
     """
     direction = direction or plan.direction
     sources = candidates(plan, direction, n_q, n_kv)
-    if len(sources) < 2 or any(mask.ir.data for mask in plan.masks):
+    few = len(sources) < 2 and not (sources and plan.parts)
+    if few or any(mask.ir.data for mask in plan.masks):
         return None
+    lengths = n_q, n_kv, direction
+    lines = _listed_lines(plan, n_q, n_kv)
+    programs = _programs(plan, *lengths, partial(_of_listed, plan, lines) if lines else _counted)
+    best = least(programs)
+    if plan.parts and n_q and n_kv:
+        heads = heads or plan.problem.n_heads or USUAL_HEADS
+        programs.append(_in_parts(plan, n_q, n_kv, direction, best, heads))
+        best = least([best, programs[-1]])
+    return best, programs
+
+
+def runs_in_parts(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int | None = None
+) -> bool:
+    """Whether a call runs in parts; arguments as of `choice`."""
+    chosen = choice(plan, n_q, n_kv, direction, heads) if plan.parts else None
+    return chosen is not None and chosen[0].runs_in_parts
+
+
+def _programs(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, counted: Counted,
+    accumulates: bool = False,
+) -> list[Program[Candidate]]:  # fmt: skip
+    """The programs of all sources of a plan that runs whole."""
     programs = []
-    for source in sources:
-        layouts = [layout_at(source.plan, mask, n_q, n_kv) for mask in source.plan.masks]
-        tally = tally_of(layouts, direction)
-        programs += programs_at(source, tally, adders_of(layouts), n_q, n_kv)
-    return least(programs), programs
+    for source in candidates(plan, direction, n_q, n_kv):
+        facts = counted(source, n_q, n_kv, direction)
+        programs += programs_at(source, facts, n_q, n_kv, direction, accumulates)
+    return programs
+
+
+def _counted(
+    source: Candidate, n_q: int, n_kv: int, direction: Direction, tiles: Tiles = layout_at
+) -> Facts:
+    """The tiles of a source, one by one."""
+    layouts = [tiles(source.plan, mask, n_q, n_kv) for mask in source.plan.masks]
+    return Facts(tally_of(layouts, direction), adders_of(layouts))
+
+
+def _listed_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[ListedLines]:
+    """The lists of a mask in parts over listed tokens; masks in parts read no data here."""
+    lists = ((part.listed, part.plan) for part in plan.parts if part.listed is not None)
+    return [
+        ListedLines(listed, part.masks[0].recipe.keep, tokens_of(listed, n_q, n_kv, {}, {})[0])
+        for listed, part in (lists if n_q and n_kv else ())
+    ]
+
+
+def _of_listed(
+    plan: KernelPlan, lines: list[ListedLines], source: Candidate, n_q: int, n_kv: int,
+    direction: Direction,
+) -> Facts:  # fmt: skip
+    """The tiles of a source of a mask in parts over listed tokens, as calls count them."""
+    base = plan.parts[0].plan
+    plans = (base, *base.alternatives)
+    recipes = (other.masks[0].recipe for other in plans if other.tile == source.tile)
+    recipe = next(recipes, LayoutRecipe(source.tile, base.masks[0].recipe.keep, None))
+    return whole_facts(recipe, lines, {}, n_q, n_kv, direction)
+
+
+def _in_parts(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, whole: Program[Candidate],
+    heads: int,
+) -> Program[Candidate]:  # fmt: skip
+    """The program that runs a mask in parts."""
+    why = obstacle(plan.parts, n_q, n_kv)
+    if why:
+        return Program(whole.unit, PARTS, obstacle=why)
+    listed = any(part.listed for part in plan.parts)
+    launches = (_over_listed if listed else _over_classes)(plan, n_q, n_kv, direction)
+    return in_parts(whole, launches, Sizes(1, heads, heads, n_q, n_kv))
+
+
+def _over_classes(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction
+) -> Iterator[Launched]:
+    """Yield the launches of parts over residue classes."""
+    counted = partial(_counted, tiles=partial(layout_at, params={N_KV_OF_ALL: n_kv}))
+    for turn, number in enumerate(in_turn(plan.parts, direction)):
+        part = plan.parts[number]
+        for view in views(part.stride, part.keys, n_q, n_kv):
+            if view.n_q and (view.n_kv or not (turn or direction is Direction.backward)):
+                of_view = (view.n_q, view.n_kv, direction, counted, turn > 0)
+                yield Launched(least(_programs(part.plan, *of_view)), view.count)
+
+
+def _over_listed(plan: KernelPlan, n_q: int, n_kv: int, direction: Direction) -> Iterator[Launched]:
+    """Yield the launches of parts over listed tokens."""
+    lines = {line.listed.side: line for line in _listed_lines(plan, n_q, n_kv)}
+    parts = {"" if part.listed is None else part.listed.side: part for part in plan.parts}
+    for side, accumulates in listed_in_turn(direction):
+        lengths, arrays = (n_q, n_kv), {}
+        if side in lines:
+            listed, _, tokens = lines[side]
+            lengths = (tokens.size, n_kv) if side == "q" else (n_q, tokens.size)
+            arrays = {listed.array: tokens}
+        if side in parts and all(lengths):
+            tiles = partial(layout_at, params=of_all(n_q, n_kv), arrays=arrays)
+            counted = partial(_counted, tiles=tiles)
+            programs = _programs(parts[side].plan, *lengths, direction, counted, accumulates)
+            yield Launched(least(programs))

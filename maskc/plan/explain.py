@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import sympy
 
@@ -18,13 +17,12 @@ from maskc.core.problem import Direction
 from maskc.core.score import Formula, to_score_text
 from maskc.core.selection import Score, Selection, Share
 from maskc.dispatch.programs import Program
-from maskc.dispatch.residue_split import obstacle
 from maskc.ir.decompose import pieces_of
 from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
-from maskc.plan.cost import Candidate, choice, most_in_small_tiles, smaller, title
-from maskc.plan.predict import USUAL_HEADS, milliseconds, part_cycles, part_times
+from maskc.plan.cost import USUAL_HEADS, Candidate, choice, most_in_small_tiles, smaller, title
+from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
@@ -201,62 +199,21 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
 
 def choice_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     """Yield a table of every program of a call at these lengths, and which one the call takes."""
-    heads = plan.problem.n_heads or USUAL_HEADS
     for direction in Direction:
-        which = "backward, " if direction is Direction.backward else ""
-        times = part_times(plan, n_q, n_kv, direction, heads)
-        yield from _parts_choice(plan, n_q, n_kv, times, f"{which}{n_q} x {n_kv}")
         chosen = choice(plan, n_q, n_kv, direction)
         if chosen is not None:
-            cycles = part_cycles(plan, n_q, n_kv, direction, heads)
-            parts = None if times is None or cycles is None else _in_parts(times, cycles)
-            yield from _program_lines(*chosen, parts, f"{which}{n_q} x {n_kv}")
+            which = "backward, " if direction is Direction.backward else ""
+            yield from _program_lines(*chosen, f"{which}{n_q} x {n_kv}")
 
 
 def _program_lines(
-    taken: Program[Candidate], programs: list[Program[Candidate]], parts: _Row | None, which: str
+    taken: Program[Candidate], programs: list[Program[Candidate]], which: str
 ) -> Iterator[str]:
     """Yield every way a call could run: predicted cycles of one head, or why it cannot."""
-    rows = [_Row(program.name, program.cycles, program.obstacle) for program in programs]
-    rows += [parts] if parts is not None else []
-    name = taken.name if parts is None or parts.obstacle else parts.name
-    yield f"choice   {which}: {name}; cycles of one head by program:"
-    for row in sorted(rows, key=lambda row: (bool(row.obstacle), row.cycles)):
+    yield f"choice   {which}: {taken.name}; cycles of one head by program:"
+    for row in sorted(programs, key=lambda row: (bool(row.obstacle), row.cycles)):
         what = f"not: {row.obstacle}" if row.obstacle else f"{row.cycles:,.0f}"
         yield f"         {row.name:<28} {what}"
-
-
-class _Row(NamedTuple):
-    """A program in the table."""
-
-    name: str
-    cycles: float
-    obstacle: str
-
-
-def _in_parts(times: tuple[float, float], cycles: float) -> _Row:
-    """The program that runs a mask in parts.
-
-    Args:
-        times: in parts and whole, in pairs of full tiles: these decide.
-        cycles: predicted, in parts.
-    """
-    parts, whole = times
-    why = f"{parts / whole:.2f} x the time of the whole mask (predicted: {cycles:,.0f})"
-    return _Row("in parts", cycles, "" if parts < whole else why)
-
-
-def _parts_choice(
-    plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None, where: str
-) -> list[str]:
-    if not plan.parts or plan.masks[0].ir.data:
-        return []
-    if times is None:
-        return wrapped("choice", f"{where}: whole, as {obstacle(plan.parts, n_q, n_kv)}")
-    parts, whole = times
-    taken = "in parts" if parts < whole else "whole"
-    counts = f"{parts:,.0f} in parts, {whole:,.0f} whole"
-    return wrapped("choice", f"{where}: {taken}; time in pairs of full tiles: {counts}")
 
 
 def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:

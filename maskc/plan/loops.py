@@ -24,9 +24,8 @@ from maskc.core.problem import Direction
 from maskc.dispatch.residue_split import obstacle
 from maskc.layout import views
 from maskc.layout.work.tile_counts import adders_of
-from maskc.plan.cost import choice, layout_at
+from maskc.plan.cost import choice, layout_at, runs_in_parts
 from maskc.plan.families.table import family_of
-from maskc.plan.predict import part_times
 from maskc.plan.types import Gathering, KernelPlan, PlannedMask, PlannedPart
 
 _P = E.Sym("p")
@@ -72,8 +71,7 @@ def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
 
 def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
     """One pass; nothing where the target does not have it for this mask."""
-    times = part_times(plan, at.n_q, at.n_kv, direction) if at.n_q and at.n_kv else None
-    if times is not None and times[0] < times[1]:
+    if runs_in_parts(plan, at.n_q, at.n_kv, direction):
         return list(_in_parts(plan, at, direction))
     taken = _taken(plan, at, direction)
     if taken is None:
@@ -81,7 +79,7 @@ def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
     if plan.gathering is not None:
         return list(_gathered(plan.gathering, taken, at, direction))
     lines = list(_nest(plan, taken, at, direction))
-    if plan.parts and times is None and not obstacle(plan.parts, at.n_q, at.n_kv):
+    if plan.parts and plan.masks[0].ir.data and not obstacle(plan.parts, at.n_q, at.n_kv):
         lines.append(f"# or in {len(plan.parts)} parts, as data that arrive with a call decide")
     return lines
 
@@ -97,7 +95,7 @@ def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None
         first = next(others, None)
     if first is None or at.params or not at.n_q or not at.n_kv:
         return first
-    best = choice(replace(first, alternatives=plan.alternatives), at.n_q, at.n_kv)
+    best = choice(replace(first, alternatives=plan.alternatives, parts=()), at.n_q, at.n_kv)
     return first if best is None else best[0].unit.plan
 
 

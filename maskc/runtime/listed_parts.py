@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,16 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import PAPER, Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
-from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
+from maskc.dispatch.listed_split import (
+    ListedLines,
+    is_thin,
+    listed_in_turn,
+    of_all,
+    tokens_of,
+    whole_facts,
+)
 from maskc.dispatch.packing import packed
-from maskc.dispatch.residue_split import heads_of
+from maskc.dispatch.programs import Emitted, Facts, Launched, in_parts
 from maskc.dispatch.tables import per_head
 from maskc.runtime.arrays.known import library_of
 from maskc.runtime.binding import Binder
@@ -93,6 +100,18 @@ class _Over(NamedTuple):
         return int(self.tokens.shape[1])
 
 
+class _Run(NamedTuple):
+    """A launch of a call that runs over listed rows."""
+
+    built: BuiltBundle
+    source: SourceUnit
+    """The first of its choice."""
+    program: Emitted
+    wanted: Pass
+    bound: Bound
+    place: Place
+
+
 class ListedParts:
     """Makes such plans for one bundle; safe to use from several threads."""
 
@@ -158,13 +177,14 @@ class ListedParts:
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
+        planning = _Planning(self, wanted, bound, place, outputs, over)
         if (
             bound.given is None
             and not measured
-            and not self._taken(over, unit, wanted, sizes, bound)
+            and not self._taken(planning, over, unit, wanted, bound, place)
         ):
             return None
-        return _Planning(self, wanted, bound, place, outputs, over).plan()
+        return planning.plan()
 
     def _over(self, number: int, listed: Listed, sizes: Sizes, bound: Bound) -> _Over:
         """A part at the lengths of a call, with its tokens where the host knows them."""
@@ -198,28 +218,31 @@ class ListedParts:
         )  # fmt: skip
 
     def _taken(
-        self, lists: list[_Over], unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
-    ) -> bool:
-        """Whether a pass runs in parts: as tiles say, but where sequences have lists of their own
-        as those of the mask without its lists do, for the others of the batch would decide too."""
+        self, planning: _Planning, lists: list[_Over], unit: SourceUnit, wanted: Pass,
+        bound: Bound, place: Place,
+    ) -> bool:  # fmt: skip
+        """Whether a pass runs in parts: by predicted time. Where sequences have lists of their own,
+        the mask without its lists decides, else the others of the batch would decide too."""
         if self._in_parts is not None:
             return self._in_parts
-        base = self._parts[0].bundle.variants[0].recipe(unit.tile)
+        sizes = place.sizes
         if any(over.lists > 1 for over in lists):
+            base = self._parts[0].bundle.variants[0].recipe(unit.tile)
             return is_thin(base, bound.params, sizes.n_q, sizes.n_kv)
-        tiles = tuple(
-            ListedTiles(
-                over.listed,
-                self._parts[over.number].bundle.variants[0].recipe(unit.tile),
-                over.tokens[0][over.tokens[0] >= 0],
-            )
-            for over in lists
-        )
-        language = self._whole.target.language
-        heads = heads_of(sizes, wanted.deterministic)
-        rest = language, sizes.n_q, sizes.n_kv, wanted.direction, heads
-        whole, apart = times(base, tiles, bound.params, *rest)
-        return apart < whole
+        variants = [part.bundle.variants[0] for part in self._parts]
+        lines = [
+            ListedLines(over.listed, variants[over.number].keep, over.tokens[0]) for over in lists
+        ]
+        lengths = sizes.n_q, sizes.n_kv, wanted.direction
+
+        def facts(source: SourceUnit) -> Facts:
+            return whole_facts(variants[0].recipe(source.tile), lines, bound.params, *lengths)
+
+        def parts(whole: Emitted) -> Emitted:
+            launches = (Launched(run.program) for run in planning.runs.values())
+            return in_parts(whole, launches, sizes, wanted.deterministic)
+
+        return self._whole.selector.compare(unit, wanted, place, facts, parts).runs_in_parts
 
     def built(self, number: int, known: bool = True) -> BuiltBundle:
         """A part's sources; `known` tells whether the host knows the tokens."""
@@ -276,14 +299,11 @@ class _Planning:
         lists = [self.over[side].tokens if side in self.over else np.zeros((1, 0), np.int32)
                  for side in _SIDES]  # fmt: skip
         shared = tuple(side not in self.over or self.over[side].lists == 1 for side in _SIDES)
-        steps: list[Part | list[Moved]] = [self._before(), self._launch("", False)]
-        order = ("q", "k") if backward else ("k", "q")
-        for side in order:
-            if side not in self.over:
-                continue
+        steps: list[Part | list[Moved]] = [self._before()]
+        for side, run in self.runs.items():
             if backward and side == "k":  # what the other launches gave these keys is added to
                 steps.append([self._moved(PACK, "k", name) for name in _MADE["k", self.direction]])
-            steps.append(self._launch(side, backward or side == "k"))
+            steps.append(self._launch(side, run))
         steps.append([
             self._moved(UNPACK, side, name)
             for side in self.over for name in _MADE[side, self.direction]
@@ -306,6 +326,14 @@ class _Planning:
         )  # fmt: skip
         plans = lists_plan(self.direction, kernel, self.wanted.device, lists)
         return ListedRowsPlan(plans, made, outputs, making)
+
+    @cached_property
+    def runs(self) -> dict[str, _Run]:
+        """The launches in order, by the side of their rows; "" is the one over all rows."""
+        order = listed_in_turn(self.direction)
+        return {
+            side: self._run(side, adds) for side, adds in order if not side or side in self.over
+        }
 
     # ------------------------------------------------------------ memory
 
@@ -369,45 +397,49 @@ class _Planning:
             ))  # fmt: skip
         return moves
 
-    def _launch(self, side: str, accumulates: bool) -> Part:
-        """The launch over the packed rows of one side, or over all rows."""
+    def _run(self, side: str, accumulates: bool) -> _Run:
+        """The launch over the packed rows of one side, or over all rows, by its best program."""
         over = self.over.get(side)
         features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
         wanted = replace(self.wanted, features=features)
         sizes, strides, arrays = self.sizes, dict(self.place.strides), self.bound.arrays
-        instead = {DELTA: Address(DELTA, self.room)}
         if over is not None:
             sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.rows})
             tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
             arrays = {**arrays, over.listed.array: tokens}
+            for name in (*_READ[side, self.direction], *_MADE[side, self.direction]):
+                strides[name] = packed_strides(self._heads(name), over.rows, self._width(name))
+        n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
+        params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
+        bound = replace(self.bound, params=params, arrays=arrays, key=(self.bound.key, n_q, n_kv))
+        number, known = 0 if over is None else over.number, self.bound.given is None
+        built = self.owner.built(number, known)
+        source = built.selector.source(self.direction, features)
+        place = Place(
+            sizes, strides, shift=None if over is None else n_kv - n_q, accumulates=accumulates
+        )
+        program = built.selector.choose(source, wanted, bound, place)
+        return _Run(built, source, program, wanted, bound, place)
+
+    def _launch(self, side: str, run: _Run) -> Part:
+        """The plan of a launch, with where its tensors are."""
+        over, (built, source, program, wanted, bound, place) = self.over.get(side), run
+        fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
+        program, place = fit or (program, place)
+        instead = {DELTA: Address(DELTA, self.room)}
         for (owner, name), rows in self.rows.items():
             if owner == side:
-                strides[name] = rows.strides
                 instead[POINTERS.index(name)] = rows.at
         if side != "q" and self.hidden is not None:
             instead[POINTERS.index("lse")] = self.hidden.at
         if side == "k":
             instead |= {POINTERS.index(name): NOWHERE for name in ("sink_logits", "dsink")}
-        n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
-        params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
-        bound = replace(self.bound, params=params, arrays=arrays, key=(self.bound.key, n_q, n_kv))
-        known = self.bound.given is None
-        built = self.owner.built(0 if over is None else over.number, known)
-        source = built.selector.source(self.direction, features)
-        place = Place(
-            sizes, strides, shift=None if over is None else n_kv - n_q, accumulates=accumulates
-        )
         part_outputs = self.outputs
         if self.direction is Direction.forward:
             part_outputs = (self.outputs[0], singles(0))
-        fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
-        if fit is not None:
-            program, place = fit
-        else:
-            program = built.selector.choose(source, wanted, bound, place)
         plan = built.plan(program, wanted, bound, place, part_outputs)
         reads = None if over is None else _SIDES.index(side)
-        if not known and over is not None and over.lists > 1:
+        if self.bound.given is not None and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
             block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))

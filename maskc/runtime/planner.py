@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
-from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
+from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, Output, singles
@@ -30,9 +30,10 @@ from maskc.dispatch.launch_plan import (
 )
 from maskc.dispatch.options import PlanOptions, features_named
 from maskc.dispatch.packing import packed
-from maskc.dispatch.residue_split import _ONCE, _sums_last, hold, pays, slices, within
+from maskc.dispatch.programs import Emitted, Launched, in_parts
+from maskc.dispatch.residue_split import _ONCE, hold, in_turn, slices, within
 from maskc.dispatch.selector import Form
-from maskc.dispatch.tables import NOTHING
+from maskc.dispatch.tables import NOTHING, per_sequence
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, DeviceLists, Unlisted
@@ -51,13 +52,38 @@ from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
 from maskc.runtime.tuned import stored
 
-_REMEMBERED = 1024
-"""Number of lengths and data for which it is remembered whether parts pay."""
-
 
 def _made_by(bundle: Bundle) -> Callable[[BuiltBundle, Binder], DeviceLists]:
     """Return the class that builds the tile lists of a mask on the device."""
     return TopKLists if bundle.selections else DataLists
+
+
+class _Run(NamedTuple):
+    """A launch of a call whose mask runs in parts."""
+
+    built: BuiltBundle
+    program: Emitted
+    wanted: Pass
+    bound: Bound
+    place: Place
+    shifts: tuple[int | None, ...]
+    """See Step."""
+
+
+class _Runs(NamedTuple):
+    """The launches of a call whose mask runs in parts."""
+
+    runs: list[_Run]
+    unwritten: bool
+    """See PartedPlan."""
+
+    def launched(self, sizes: Sizes) -> Iterator[Launched]:
+        """The launches with their shares in the call."""
+        for run in self.runs:
+            regrouped = run.place.spacing > 1
+            classes = run.place.sizes.batch if regrouped else 1
+            heads = run.place.sizes.heads_q if regrouped else sizes.batch * sizes.heads_q
+            yield Launched(run.program, classes, heads / (sizes.batch * sizes.heads_q))
 
 
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
@@ -98,7 +124,6 @@ class CallPlanner:
         is so for sources with entmax, and those that multiply no masked value."""
         self._binder, self._in_parts = binder, in_parts
         self._itemsize = bundle.problem.dtype.itemsize
-        self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
         """Passes whose other sources are built, or being built."""
         self._lock = threading.Lock()
@@ -278,48 +303,46 @@ class CallPlanner:
                 plan = self.listed.plan(unit, wanted, bound, place, outputs, measured)
                 if plan is not None:
                     return plan
-        elif is_own_target and self._divides(unit, wanted, sizes, bound, measured):
-            # A stride of a class that no tensor map can have: such a call runs whole.
-            with suppress(NotAddressable):
-                return self._parted(wanted, bound, place, outputs)
+        elif is_own_target:
+            runs = self._in_launches(unit, wanted, bound, place, measured)
+            if runs is not None:
+                # A stride of a class that no tensor map can have: such a call runs whole.
+                with suppress(NotAddressable):
+                    return self._parted(runs, wanted.direction, outputs)
         if self.chooser is not None:
             return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
         return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, measured: bool | None
-    ) -> bool:
-        """Whether a pass of `unit` runs in parts at these lengths.
+    def _in_launches(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, measured: bool | None
+    ) -> _Runs | None:
+        """The launches of a pass that runs in parts; None where it runs whole.
 
         Args:
-            measured: whether that was measured to be faster; None where nobody measured it.
+            unit: the source of the whole mask.
+            measured: whether parts were measured to be faster; None where nobody measured it.
         """
-        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
-            return False
+        sizes, bundle = place.sizes, self.bundle
         asked = measured if self._in_parts is None else self._in_parts
-        if asked is not None:
-            return asked
-        shape = sizes.batch * sizes.heads_q, sizes.n_q, sizes.n_kv
-        key = (unit.key, wanted.direction, wanted.deterministic, shape, bound.key)
-        paying = self._paying.get(key)
-        if paying is None:
-            rest = sizes, bound, wanted.direction, wanted.deterministic
-            paying = pays(self.bundle, unit, *rest)
-            if len(self._paying) >= _REMEMBERED:
-                self._paying.clear()
-            self._paying[key] = paying
-        return paying
+        if not self.parts or not hold(bundle, sizes.n_q, sizes.n_kv) or asked is False:
+            return None
+        if asked is None and per_sequence(bundle, bound.arrays):
+            return None  # else the others of the batch would decide too
+        runs = self._runs(wanted, bound, place)
+        if asked is None:
 
-    def _parted(
-        self, wanted: Pass, bound: Bound, place: Place, outputs: tuple[Output, ...]
-    ) -> PartedPlan:
-        """The plan of a call whose mask runs in parts."""
-        steps, unwritten, sizes = [], False, place.sizes
+            def parts(whole: Emitted) -> Emitted:
+                return in_parts(whole, runs.launched(sizes), sizes, wanted.deterministic)
+
+            best = self.whole.selector.choose(unit, wanted, bound, place, parts=parts)
+            return runs if best.runs_in_parts else None
+        return runs
+
+    def _runs(self, wanted: Pass, bound: Bound, place: Place) -> _Runs:
+        """The launches of a call in parts, each by its best program."""
+        runs, unwritten, sizes = [], False, place.sizes
         backward = wanted.direction is Direction.backward
-        part_outputs = outputs if backward else (outputs[0], singles(0))
-        order: Sequence[int] = range(len(self.parts))
-        if backward and wanted.features.isdisjoint(OF_HEADS):
-            order = _sums_last(self.bundle.parts)
+        order = in_turn(self.bundle.parts, wanted.direction, wanted.features)
         for turn, number in enumerate(order):
             part, built = self.bundle.parts[number], self.parts[number]
             features = wanted.features - {Feature.sinks} if turn else wanted.features
@@ -333,13 +356,21 @@ class CallPlanner:
                     continue
                 rows = replace(view, accumulates=turn > 0)
                 program = built.selector.choose(first, asked, bound_part, rows)
-                plan = built.plan(program, asked, bound_part, rows, part_outputs)
                 shifts = tuple(
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS
                 )
-                steps.append(Step(plan, shifts))
-        return _in_order(steps, wanted.direction, outputs, unwritten)
+                runs.append(_Run(built, program, asked, bound_part, rows, shifts))
+        return _Runs(runs, unwritten)
+
+    def _parted(
+        self, launches: _Runs, direction: Direction, outputs: tuple[Output, ...]
+    ) -> PartedPlan:
+        """The plan of a call whose mask runs in parts."""
+        backward = direction is Direction.backward
+        part_outputs = outputs if backward else (outputs[0], singles(0))
+        steps = [Step(run.built.plan(*run[1:5], part_outputs), run.shifts) for run in launches.runs]
+        return _in_order(steps, direction, outputs, launches.unwritten)
 
     def _whole(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 import maskc as mc
 from maskc import driver
 from maskc.core.problem import Direction
-from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.dispatch.call import Bound
-from maskc.dispatch.residue_split import hold, pays
+from maskc.plan.cost import choice, runs_in_parts
 from maskc.plan.explain import choice_lines, explain
-from maskc.plan.predict import USUAL_HEADS
 from tests.support.cli import maskc
+from tests.support.decisions import Call, Decider
 
 WHEN = "parts    used if their tiles take less time than those of the whole mask"
 TARGET_NAMES = ["cpu", "sm_90a"]
@@ -25,6 +21,7 @@ TAKEN = {
     "wide": mc.dilated(63, stride=16),
     "with a window": mc.window(300) | mc.dilated(200, stride=8),
     "with global tokens": mc.dilated(256, 256, stride=2) | mc.global_tokens(64),
+    "scattered": mc.window(64, 64) | mc.global_tokens(list(range(0, 4096, 300))),
     "slashes": mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0),
     "width": mc.dilated(mc.param("w", 63), stride=4),
 }
@@ -69,7 +66,9 @@ def test_lengths_at_which_parts_hold():
     (when,) = lines(explain(made), "parts")
     assert when == f"{WHEN}; only where 64 divides n_kv - n_q"
     first, *_ = choice_lines(made, 8192, 8193)
-    assert first == "choice   8192 x 8193: whole, as n_kv - n_q is no multiple of 64"
+    assert first.startswith("choice   8192 x 8193: 128 x 128")
+    row = f"         {'in parts':<28} not: n_kv - n_q is no multiple of 64"
+    assert list(choice_lines(made, 8192, 8193)).count(row) == 2
     assert next(choice_lines(made, 8192, 8256)).startswith("choice   8192 x 8256: in parts; ")
 
 
@@ -93,37 +92,38 @@ def test_data_decide_at_the_call():
 def test_numbers():
     """Two classes of 64 queries each: 2 rows and 2 partial tiles; whole: 2 rows, 3 tiles."""
     made = planned(mc.dilated(127, stride=2), "cpu")
-    parts = 128 * 64 + 2 * 64 * 64 * 1.3
-    whole = 128 * 64 + 3 * 64 * 64 * 1.3
-    wanted = f"{parts:,.0f} in parts, {whole:,.0f} whole"
-    said = f"in parts; time in pairs of full tiles: {wanted}"
-    assert list(choice_lines(made, 128, 128)) == [
-        f"choice   {which}128 x 128: {said}" for which in ("", "backward, ")
+    parts = 128 * 64 + round(2 * 64 * 64 * 1.3)
+    whole = 128 * 64 + round(3 * 64 * 64 * 1.3)
+    for direction in Direction:
+        taken, programs = choice(made, 128, 128, direction)
+        assert {program.name: round(program.cycles) for program in programs} == {
+            "64 x 64": pytest.approx(whole, abs=3), "in parts": pytest.approx(parts, abs=3)
+        }  # fmt: skip
+        assert taken is programs[-1]
+    assert list(choice_lines(made, 128, 128))[::3] == [
+        f"choice   {which}128 x 128: in parts; cycles of one head by program:"
+        for which in ("", "backward, ")
     ]
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_choice_is_that_of_calls(name, target):
-    made = planned(TAKEN[name], target)
+    decider = Decider(TAKEN[name], Call(target, 128))
+    problem = driver.problem(128, None, 16, decider.call.dtype)
+    made = driver.plan_kernel(TAKEN[name], problem, TARGETS[target])
     assert made.parts
-    bundle = driver.emit_bundle(made)
-    bound = Bound(dict(bundle.params), {}, ())
     for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
                       (16384, 16384)):  # fmt: skip
-        unit = bundle.unit(target)
-        sizes, holds = Sizes(1, USUAL_HEADS, USUAL_HEADS, n_q, n_kv), hold(bundle, n_q, n_kv)
-        taken = [holds and pays(bundle, unit, sizes, bound, direction) for direction in Direction]
-        text = " ".join(choice_lines(made, n_q, n_kv))
-        choices = lines(explain(made, n_q, n_kv), "choice")
-        tables = [line for line in choices if "cycles of one head" in line]
-        assert len(tables) == 2 * (target == "sm_90a")
-        for number, which in enumerate(("", "backward, ")):
-            here = "in parts" if taken[number] else "whole"
-            assert f"choice   {which}{n_q} x {n_kv}: {here}" in text
-            if tables and holds:
-                assert (": in parts;" in tables[number]) == taken[number]
-        assert len(re.findall(r"in parts +not: ", text)) == bool(tables) * holds * (2 - sum(taken))
+        taken = [
+            "part 0 " in decider.decision(direction, False, n_q, n_kv, {})[0]
+            for direction in Direction
+        ]
+        assert [runs_in_parts(made, n_q, n_kv, direction) for direction in Direction] == taken
+        tables = [
+            line for line in lines(explain(made, n_q, n_kv), "choice") if "of one head" in line
+        ]
+        assert [": in parts;" in table for table in tables] == taken
 
 
 def test_the_command_prints_every_program_of_both_passes():

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.core import expr as E
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.cost import Tally
 from maskc.core.errors import DataRange, MaskcError
+from maskc.core.listed import Listed
+from maskc.core.problem import Direction, TileShape
+from maskc.dispatch.listed_split import ListedLines, whole_facts
 from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
+from maskc.layout.work.tile_counts import Adders
 from maskc.reference.attention import attention, gradients
 from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
@@ -204,3 +210,38 @@ def test_long_lists_are_data_to_isl():
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
     assert str(ids[-1]) not in attn.unit.source
     assert mask.count(500) == mask.dense(500).sum()
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.integers(0, 299), min_size=1, max_size=8, unique=True), st.sampled_from("qk"),
+    st.integers(0, 40), st.integers(1, 300), st.sampled_from([(64, 64), (32, 128)]),
+)  # fmt: skip
+def test_tiles_of_the_whole_mask_follow_from_its_lists(ids, side, window, n, tile):
+    """Counted by the dense mask: base tiles, and every tile with a pair of a listed token."""
+    listed = mc.global_tokens(sorted(ids))
+    both = mc.window(window, window) | (listed.rows if side == "q" else listed.columns)
+    base, mask = mc.window(window, window).dense(n), both.dense(n)
+    tokens = np.array(sorted(i for i in ids if i < n), np.int32)
+    among = Listed(side, E.ALWAYS)
+    rows, columns = -(-n // tile[0]), -(-n // tile[1])
+
+    def tiles(pairs):
+        padded = np.zeros((rows * tile[0], columns * tile[1]), bool)
+        padded[:n, :n] = pairs
+        return padded.reshape(rows, tile[0], columns, tile[1]).sum((1, 3))
+
+    sizes = tiles(np.ones((n, n), bool))
+    live, full = tiles(mask) > 0, tiles(base) == sizes
+    (ir,) = analyse_heads(mc.window(window, window)).masks
+    recipe = LayoutRecipe(TileShape(*tile), ir.keep, None)
+    for direction in Direction:
+        line = ListedLines(among, E.ALWAYS, tokens)
+        facts = whole_facts(recipe, [line] if len(tokens) else [], {}, n, n, direction)
+        axis = 0 if direction is Direction.backward else 1
+        counts = live.sum(axis)
+        queries = rows if direction is Direction.backward else 0
+        assert facts.tally == Tally(
+            (counts > 0).sum(), live.sum(), (live & ~full).sum(), (counts == 1).sum(), queries
+        )
+        assert facts.adders == Adders(live.sum(1).max(), (live.sum(1) > 0).sum())

@@ -15,12 +15,12 @@ from maskc.analysis import head_groups as heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
-from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import slices
 from maskc.ir import relayout
 from maskc.layout import classes
 from maskc.runtime import CompiledMask, planner
 from maskc.runtime.launch.sequence import PartedPlan
+from tests.support.decisions import Call, Decider
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
 from tests.support.fake_hopper import compiled as on_card
@@ -152,27 +152,29 @@ def test_queries_of_a_class_without_keys():
 )
 def test_parts_run_where_they_pay(name, n, parted):
     """Short classes fill no tile, nor do few keys."""
-    wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
-    mask = wide if name == "wide" else mask_of(name)
-    sizes = Sizes(1, 1, 1, n, n)
+    mask = mc.dilated(63, stride=16) if name == "wide" else MASKS[name]
+    decider = Decider(mask, Call("cpu", 32, (1, 1)))
     for direction in Direction:
-        bound = Bound({}, {}, ())
-        assert planner.pays(mask.bundle, mask.unit, sizes, bound, direction) == parted
+        assert in_parts(decider, direction, n) == parted
+
+
+def in_parts(decider: Decider, direction: Direction, n: int, deterministic: bool = False) -> bool:
+    """Whether a call runs in parts."""
+    sources, _ = decider.decision(direction, deterministic, n, n, {})
+    return "part 0 " in sources
 
 
 def test_launches_count_more_the_fewer_heads_share_them():
     """Whole, such a call has one launch and twice the tiles. The number of sequences decides only
     where bits may depend on it."""
-    attn = mc.patterns.landmark().compile(head_dim=64, target="sm_90a")
-    unit, bound = attn.bundle.unit("sm_90a"), Bound({}, {}, ())
-
-    def pays(heads: int, direction: Direction, invariant: bool = False) -> bool:
-        sizes = Sizes(1, heads, heads, 2048, 2048)
-        return planner.pays(attn.bundle, unit, sizes, bound, direction, invariant)
-
-    for direction in Direction:
-        assert [pays(heads, direction) for heads in (1, 512)] == [False, True]
-        assert pays(1, direction, True) == pays(512, direction, True)
+    decider = Decider(mc.patterns.landmark(), Call("sm_90a", 64, (1, 1)))
+    for direction, n in ((Direction.forward, 1536), (Direction.backward, 3072)):
+        runs = {}
+        for batch in (1, 512):
+            decider.call = Call("sm_90a", 64, (1, 1), batch)
+            runs[batch] = [in_parts(decider, direction, n, fixed) for fixed in (False, True)]
+        assert [runs[batch][0] for batch in (1, 512)] == [False, True]
+        assert runs[1][1] == runs[512][1]
 
 
 @settings(max_examples=examples(200))

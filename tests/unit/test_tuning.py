@@ -10,7 +10,8 @@ from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.selector import PARTS, SourceSelector, tuning_key
+from maskc.dispatch.programs import PARTS
+from maskc.dispatch.selector import SourceSelector, tuning_key
 from maskc.reference.attention import attention
 
 DILATED = mc.dilated(7, stride=4)

@@ -24,7 +24,7 @@ from maskc.core.widths import largest, reach
 from maskc.dsl.combinators import full
 from maskc.lab.explorer.model import tree
 from maskc.plan.cost import choice, title
-from maskc.plan.predict import milliseconds, part_times
+from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedPart
 from maskc.viz.words import cut
 
@@ -50,12 +50,11 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
     """Which form a call of these lengths takes; None where that is not known here."""
     if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
         return None
-    times, chosen_plan = part_times(plan, n_q, n_kv, plan.direction), plan
-    if times is not None and times[0] < times[1]:
+    chosen = choice(plan, n_q, n_kv) if n_q and n_kv else None
+    chosen_plan = plan if chosen is None else chosen[0].unit.plan
+    if chosen is not None and chosen[0].runs_in_parts:
         form, name = "classes", "residue classes"
     else:
-        chosen = choice(plan, n_q, n_kv)
-        chosen_plan = plan if chosen is None else chosen[0].unit.plan
         form, name = ("boxes" if chosen_plan.boxes else "tiles"), title(chosen_plan)
     by_model = "By the cost model, a" if card_of(plan.target.name) is not None else "A"
     return {
