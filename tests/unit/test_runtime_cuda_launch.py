@@ -205,7 +205,7 @@ def test_old_plans_make_room():
 def cuda_kernel(monkeypatch, driver, shared=99 * 1024, more=()):
     monkeypatch.setattr(launch_cuda, "_driver", lambda i: launch_cuda._Bindings(driver, i))
     mode = Mode((Launch("attention_forward", Grid.rows, 128, shared), *more))
-    unit = SourceUnit("sm_80", "", TileShape(64, 64), False, modes=(("usual", mode),))
+    unit = SourceUnit("sm_80", "", TileShape(64, 64), False, modes=(("default", mode),))
     return launch_cuda.CudaKernel(unit, mode, SimpleNamespace(code=b""), 2)
 
 
