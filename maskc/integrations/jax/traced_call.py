@@ -21,6 +21,7 @@ from maskc.core.tensors import PAPER, Device, contiguous
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.slots import emptied
+from maskc.integrations.jax.jax_keywords import is_elsewhere, keyword_hint
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.recording import Blank
 
@@ -178,10 +179,16 @@ def _apart(name: str, x: Any, arrays: list[Any]) -> Any:
         return GivenLengths(_apart(name, x.array, arrays), most)
     if isinstance(x, (tuple, list)):
         return GivenTogether(tuple(_apart(name, part, arrays) for part in x))
-    if isinstance(x, (jax.Array, np.ndarray)):
+    if isinstance(x, (jax.Array, np.ndarray)) and not _is_key(x):
         arrays.append(_of_jax(name, x))
         return GivenArray()
-    raise NotTraced(name, f"a {type(x).__name__}", "pass an array of JAX or NumPy", at=name)
+    finding = f"a {type(x).__name__}"
+    hint = keyword_hint(name) if is_elsewhere(name) else "pass an array of JAX or NumPy"
+    raise NotTraced(name, finding, hint, at=name)
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def _of_jax(name: str, x: Any) -> jax.Array:
