@@ -27,6 +27,7 @@ from maskc.core.errors import (
     NotAnArray,
     NotExported,
     NotRecorded,
+    NotTraced,
     OnlyOneDerivative,
 )
 from maskc.core.sizes import Sizes
@@ -77,13 +78,18 @@ def _recorded(
 
     Raises:
         NotRecorded: it reads something on the host.
+        NotTraced: a parameter of the mask is an array.
     """
     given = blanks(_names(which, call), arrays, call.layout, platform)
     attn = _compiled(call, given[0], given[2], given[0].dtype, given[0].array.device)
+    for name in call.arrays_among(name for name, _ in attn.bundle.params):
+        hint = "on GPUs a parameter of a mask is known when JAX traces: pass a plain integer"
+        raise NotTraced(name, "an array", hint, at=name)
     with recording() as recorded:
         try:
             results = _run(which, call, attn, given)
         except NotAnArray as error:
+            _check_data(which, call, platform, arrays)  # the host also reads what does not fit
             raise NotRecorded(f"the host reads {error.args[0]!r}") from error
     return recorded, [x.number - MADE for x in results]
 
@@ -147,16 +153,14 @@ def _mistake_of(error: Exception) -> MaskcError | None:
     return next((mistake for mistake in _mistakes if mistake.finding in text), None)
 
 
-def _check_data(which: str, call: TracedCall, arrays: Sequence[Any]) -> None:
+def _check_data(which: str, call: TracedCall, platform: str, arrays: Sequence[Any]) -> None:
     """Check names, shapes and dtypes of data that the host will read.
 
     Raises:
         DataUnknown, DataMissing, DataShape, DataType.
     """
-    names = _names(which, call)
-    given = blanks(names, arrays, call.layout, "cpu")
-    q, k, v = given[:3]
-    attn = _compiled(call, q, v, q.dtype, ("cpu", 0))
+    q, k, v = blanks(_QKV, arrays[:3], call.layout, platform)
+    attn = _compiled(call, q, v, q.dtype, q.array.device)
     _, _, data = call.keywords([_zeros(x) for x in arrays[HEAD[which] :]])
     sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
     attn.check_data({name: x for name, x in data.items() if name not in (RATE, SEED)}, sizes)
@@ -185,7 +189,7 @@ def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any)
     def run(*arrays: Any, call: TracedCall) -> list[Any]:
         try:
             if platform == "cpu" and call.reads_data:
-                _check_data(which, call, arrays)
+                _check_data(which, call, platform, arrays)
                 raise NotRecorded("the host makes lists from data")
             if platform == "cpu":
                 native.runner()
