@@ -95,13 +95,13 @@ class Binder:
             DataMissing, DataUnknown, DataShape, DataType.
         """
         mask = self._bundle
-        own = {decl.name for decl in mask.data}.union(dict(mask.params), mask.unread)
-        others = set(tables) - own
-        _, given = self._split({name: x for name, x in keywords.items() if name not in others})
+        of_mask = {decl.name for decl in mask.data}.union(dict(mask.params), mask.unread)
+        of_score = set(tables) - of_mask
+        _, data = self._split({name: x for name, x in keywords.items() if name not in of_score})
         if mask.selections:  # which read q and k, too
             return
         try:
-            arrays = bind_arrays(mask.data, given, sizes.n_q, sizes.n_kv)
+            arrays = bind_arrays(mask.data, data, sizes.n_q, sizes.n_kv)
         except DataRange:  # which is about values
             return
         for name, values in arrays.items():

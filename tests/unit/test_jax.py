@@ -206,16 +206,16 @@ LISTS = np.random.default_rng(4).integers(-1, 60, (60, 7))
 )
 def test_data_of_numpy_inside_of_jit(mask, data):
     q, k, v, _ = oracle.inputs(tokens=60)
-    found = jax.jit(lambda q: attention(q, k, v, mask, **data))(q)
+    result = jax.jit(lambda q: attention(q, k, v, mask, **data))(q)
     out, *_ = expected(q, k, v, q, oracle.dense_of(mask, 60, **data))
-    check((found,), (out,), 2e-5)
+    check((result,), (out,), 2e-5)
 
 
 def test_traced_parents():
     q, k, v, _ = oracle.inputs(tokens=60)
-    found = jax.jit(lambda x: attention(q, k, v, mc.tree("tree"), tree=mc.parents(x)))(PARENTS)
+    result = jax.jit(lambda x: attention(q, k, v, mc.tree("tree"), tree=mc.parents(x)))(PARENTS)
     out, *_ = expected(q, k, v, q, oracle.dense_of(mc.tree("t"), 60, t=mc.parents(PARENTS)))
-    check((found,), (out,), 2e-5)
+    check((result,), (out,), 2e-5)
 
 
 @pytest.mark.filterwarnings("ignore::maskc.dsl.matrices.DenseWarning")
@@ -233,13 +233,13 @@ def test_formulas_capture_arrays_of_jax_and_call_its_functions():
     q, k, v, _ = oracle.inputs(tokens=60)
     bias = jnp.linspace(-1, 1, 60)
     score = mc.score(lambda s, q, k: 5 * jnp.tanh(s / 5) + bias[k])
-    found = jax.jit(lambda q: attention(q, k, v, mask, score=score))(q)
+    result = jax.jit(lambda q: attention(q, k, v, mask, score=score))(q)
 
     def change(s):
         return 5 * jnp.tanh(s / 5) + np.asarray(bias)
 
     out, *_ = expected(q, k, v, q, keep[None, None], change=change)
-    check((found,), (out,), 2e-5)
+    check((result,), (out,), 2e-5)
 
 
 def test_formulas_do_not_capture_what_is_traced():
@@ -255,13 +255,13 @@ def test_formulas_do_not_capture_what_is_traced():
 
 @pytest.mark.filterwarnings("ignore::maskc.double.ReferenceWarning")
 def test_double_precision():
-    given = [np.asarray(x, np.float64) for x in oracle.inputs(tokens=40)]
-    out, _, wanted = expected(*given, oracle.dense_of(MASK, 40))
+    args = [np.asarray(x, np.float64) for x in oracle.inputs(tokens=40)]
+    out, _, exact = expected(*args, oracle.dense_of(MASK, 40))
     with jax.enable_x64(True):
-        q, k, v, dout = map(jnp.asarray, given)
-        found, own = gradients(jax.jit(partial(attention, mask=MASK)), q, k, v, dout)
-        assert found.dtype == own[0].dtype == np.float64
-        check((found, *own), (out, *wanted), 1e-12)
+        q, k, v, dout = map(jnp.asarray, args)
+        result, grads = gradients(jax.jit(partial(attention, mask=MASK)), q, k, v, dout)
+        assert result.dtype == grads[0].dtype == np.float64
+        check((result, *grads), (out, *exact), 1e-12)
 
 
 def test_without_a_compiler_the_host_is_called(monkeypatch):
@@ -274,9 +274,9 @@ def test_without_a_compiler_the_host_is_called(monkeypatch):
     monkeypatch.setattr(native, "runner", missing)
     run = jax.jit(lambda q, k, v: attention(q, k, v, MASK))
     assert "callback" in run.lower(q, k, v).as_text()
-    out, _, wanted = expected(q, k, v, dout, oracle.dense_of(MASK, 83))
-    found, own = gradients(run, q, k, v, dout)
-    check((found, *own), (out, *wanted), 2e-5)
+    out, _, exact = expected(q, k, v, dout, oracle.dense_of(MASK, 83))
+    result, grads = gradients(run, q, k, v, dout)
+    check((result, *grads), (out, *exact), 2e-5)
 
 
 # ------------------------------------------------------------------ transformations
@@ -332,8 +332,8 @@ def test_vmap_of_a_score_that_reads_the_sequence_runs_one_after_another():
 def test_vmap_over_nothing():
     q, k, v, _ = oracle.inputs(tokens=20)
     several = jnp.zeros((0, *q.shape))
-    found, own = jax.vjp(jax.vmap(lambda q: attention(q, k, v, MASK)), several)
-    assert found.shape == own(found)[0].shape == several.shape
+    result, grads = jax.vjp(jax.vmap(lambda q: attention(q, k, v, MASK)), several)
+    assert result.shape == grads(result)[0].shape == several.shape
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
@@ -558,10 +558,10 @@ def test_mistakes_are_named():
 )  # fmt: skip
 def test_mistakes_are_told_in_words_of_jax(change, error, match):
     q, k, v, _ = oracle.inputs(tokens=20, kv_heads=2)
-    given = {"q": q, "k": k, "v": v, "mask": MASK, **change}
+    args = {"q": q, "k": k, "v": v, "mask": MASK, **change}
     if change.get("layout") == "bhnd":
-        given |= {"k": k[:, :19], "v": v[:, :19]}
-    for run in (lambda: attention(**given), lambda: jax.jit(lambda: attention(**given))()):
+        args |= {"k": k[:, :19], "v": v[:, :19]}
+    for run in (lambda: attention(**args), lambda: jax.jit(lambda: attention(**args))()):
         with pytest.raises(error, match=match) as raised:
             run()
         assert "torch tensors" not in str(raised.value)

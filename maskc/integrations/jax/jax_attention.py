@@ -157,12 +157,12 @@ def _check_shapes(q: Any, k: Any, v: Any, layout: str) -> None:
     """
     batch, heads_q, _, dim = shape_first(q.shape, layout)
     of_k, of_v = (shape_first(x.shape, layout) for x in (k, v))
-    for name, x, given, wanted, why in (
+    for name, x, shape, tail, why in (
         ("k", k, of_k, (*of_k[1:3], dim), "batch of q or 1, head_dim of q"),
         ("v", v, of_v, (*of_k[1:3], of_v[3]), "batch of q or 1, heads and tokens of k"),
     ):
-        if given[0] not in (1, batch) or given[1:] != wanted:
-            expected = shape_first((batch, *wanted), layout)
+        if shape[0] not in (1, batch) or shape[1:] != tail:
+            expected = shape_first((batch, *tail), layout)
             raise _of_layout(BadShape(name, x.shape, f"{expected} ({why})", at=name), layout)
     if heads_q and (not of_k[1] or heads_q % of_k[1]):
         raise _of_layout(HeadsDoNotDivide(heads_q, of_k[1], at="k"), layout)

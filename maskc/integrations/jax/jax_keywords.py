@@ -51,23 +51,23 @@ def is_elsewhere(name: str) -> bool:
     return name in _INSTEAD
 
 
-def keyword_hint(name: str, known: str = "") -> str:
+def keyword_hint(name: str, of_mask: str = "") -> str:
     """Return a hint that says what to write instead of a keyword.
 
     Args:
         name: the keyword that nothing takes.
-        known: names of data and parameters, separated by commas.
+        of_mask: names of data and parameters, separated by commas.
     """
     if text := _INSTEAD.get(name):
         return text
-    meant = meant_keyword(name, known.split(", "), OPTIONS)
+    meant = meant_keyword(name, of_mask.split(", "), OPTIONS)
     return f"{meant} options are {', '.join(OPTIONS)}".strip()
 
 
 def unknown_here(error: DataUnknown) -> DataUnknown:
     """The mistake of an unknown keyword, with a hint for calls with arrays of JAX."""
-    name, known, *_ = map(str, error.args)
-    return DataUnknown(name, known, keyword_hint(name, known), at=name)
+    name, of_mask, *_ = map(str, error.args)
+    return DataUnknown(name, of_mask, keyword_hint(name, of_mask), at=name)
 
 
 def bad_option(name: str, expected: str, finding: str) -> BadOption:

@@ -152,7 +152,7 @@ class TracedCall:
         return compiled if self.rate is None else compiled.dropping
 
     def arrays_among(self, names: Iterable[str]) -> list[str]:
-        """Those of the names for which the call gives arrays."""
+        """Return the names for which the call has arrays."""
         data = dict(self.data)
         return [name for name in names if name in data and _leaves(data[name])]
 
