@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from functools import partial
 
@@ -448,6 +449,25 @@ def test_nothing_of_python_runs_in_a_call_without_data():
     text = jax.jit(GRADIENT).lower(q, k, v).as_text()
     assert text.count("maskc_on_host") == 2
     assert "callback" not in text
+
+
+def test_a_mask_is_a_static_argument():
+    q, k, v, _ = oracle.inputs(tokens=60)
+    drawn = np.random.default_rng(0).random((60, 60)) < 0.5
+    run = jax.jit(attention, static_argnames="mask")
+    masks = [
+        lambda: MASK,
+        lambda: mc.from_bool(drawn),
+        lambda: mc.per_head([mc.causal(), mc.window(3), mc.full(), mc.global_tokens([1])]),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small masks are dense
+        for number, make in enumerate(masks, 1):
+            for _ in range(2):  # equal masks, made twice, are one
+                result = run(q, k, v, mask=make())
+            assert run._cache_size() == number
+            out, *_ = expected(q, k, v, q, oracle.dense_of(make(), 60))
+            check((result,), (out,), 2e-5)
 
 
 def test_equal_calls_share_a_program():

@@ -256,15 +256,26 @@ def _seed(seed: Any) -> Any:
 
 def _alike(arrays: list[Any]) -> list[Any]:
     """Arrays that vary along the same axes of shard_map; gradients of others are added up there."""
-    kinds: list[Any] = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
-    if None in kinds:
-        return arrays
-    axes = frozenset().union(*(kind.varying for kind in kinds))
-    made = []
-    for x, kind in zip(arrays, kinds, strict=True):
-        more = tuple(sorted(axes - kind.varying, key=str))
-        made.append(jax.lax.pcast(x, more, to="varying") if more else x)
-    return made
+    of_arrays = [_axes_of(x) for x in arrays]
+    axes = frozenset[Any]().union(*of_arrays)
+    return [
+        _varying(x, tuple(sorted(axes - kept, key=str))) if axes - kept else x
+        for x, kept in zip(arrays, of_arrays, strict=True)
+    ]
+
+
+def _axes_of(x: Any) -> frozenset[Any]:
+    """The axes of shard_map along which an array varies, also in older versions of JAX."""
+    aval: Any = jax.typeof(x)
+    kind = getattr(aval, "manual_axis_type", None)
+    axes: frozenset[Any] = getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+    return axes
+
+
+def _varying(x: Any, axes: tuple[Any, ...]) -> Any:
+    """The array, said to vary along axes, by the function that this version of JAX has."""
+    cast = getattr(jax.lax, "pcast", None)
+    return jax.lax.pvary(x, axes) if cast is None else cast(x, axes, to="varying")
 
 
 # ------------------------------------------------------------------ gradients
