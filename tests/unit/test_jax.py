@@ -370,6 +370,24 @@ def test_scan_and_checkpoint():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
 
 
+@pytest.mark.parametrize("switch", ["disable_jit", "debug_nans"])
+def test_switches_for_debugging(switch):
+    q, k, v, _ = oracle.inputs(tokens=60)
+    mask = mc.causal() & mc.flags("keep")  # the first rows are empty: lse is -inf
+
+    def run(q):
+        return attention(q, k, v, mask, keep=jnp.arange(60) > 9, return_lse=True)[0].sum()
+
+    exact = jax.value_and_grad(run)(q)
+    with getattr(jax, switch)(True):
+        jax.tree.map(np.testing.assert_array_equal, jax.value_and_grad(run)(q), exact)
+        if switch == "debug_nans":
+            with pytest.raises(FloatingPointError):
+                run(q.at[0, 20, 0, 0].set(np.nan))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+        run(q)
+
+
 def test_donated_buffers():
     q, k, v, _ = oracle.inputs()
     wanted = np.asarray(attention(q, k, v, MASK))

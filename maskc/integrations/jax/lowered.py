@@ -247,7 +247,12 @@ def _operation(which: str, shapes: Any) -> Primitive:
         return jax.jit(partial(made.bind, call=call))
 
     def run(*arrays: Any, call: TracedCall) -> Any:
+        config: Any = jax.config
         try:
+            if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
+                # JAX would run the operation alone, which is this function again.
+                with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+                    return compiled(call)(*arrays)
             return compiled(call)(*arrays)
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             mistake = _mistake_of(error)
