@@ -442,7 +442,7 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
     usual, start = exchange._HELD_BACK, exchange.Exchange.start
     choices = [(str(x), x, None) for x in (0, 5_000, 10_000, 20_000, 40_000)]
     others = [("priority", 0, first), ("0 again", 0, None), ("no messages", 0, None),
-              ("in turn", usual, None), ("usual", usual, None)]  # fmt: skip
+              ("in turn", usual, None), ("default", usual, None)]  # fmt: skip
     for name, cycles, group in choices + others:
         exchange._HELD_BACK = cycles
         silent: Any = lambda self, patient=True: None  # noqa: E731

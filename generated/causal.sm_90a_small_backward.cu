@@ -72,18 +72,13 @@ constexpr int COPY_REGISTERS = 24;
 constexpr int QUERIES = 64;
 constexpr int GROUPS = 1;  // that compute
 constexpr int BLOCKS = 2;  // blocks that an SM runs at once
-// Shared memory in bytes: of a block, of a block of the separate dq launch, and of a block of the
-// launch that computes delta for entmax.
-constexpr unsigned MEMORY = 109056;
-constexpr unsigned ROW_MEMORY = 115712;
-[[maybe_unused]] constexpr unsigned MEAN_MEMORY = 109056;
+// Shared memory of a block in bytes; in the separate dq launch; in the launch before, for entmax.
+constexpr unsigned MEMORY = 109056, ROW_MEMORY = 115712, MEAN_MEMORY = 109056;
 #define DQ_LAUNCH 1
 // In the separate dq launch, a warp keeps its rows of q and dout in registers.
 constexpr bool KEEP_ROWS = 1;
 // The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
-// A warpgroup computes its share of dq in two products: a whole slab, then half of another.
-#define HALF_SHARE 0
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 0
 // Key/value heads are processed in groups that share the L2 cache: as many heads as have this many

@@ -21,7 +21,7 @@ def build(
     features: Features = frozenset(),
     directions: tuple[Direction, ...] = (Direction.forward,),
     arch: str = "",
-    mode: str = "usual",
+    mode: str = "default",
 ) -> Binary:
     """Machine code of one source, from the cache where it was built before.
 

@@ -160,15 +160,15 @@ class Launch:
     entry; None where every call has it."""
 
 
-DEFAULT = "usual"
+DEFAULT = "default"
 """The default mode. Only sources of EXCLUSIVE_DQ alone lack it."""
-PERSISTENT = "stream"
+PERSISTENT = "persistent"
 """The mode of a forward pass in which persistent blocks go from one tile row to the next."""
 DETERMINISTIC = "deterministic"
 """The mode of a backward pass in which tile columns add to dq in a fixed order."""
-PACK_GQA = "packed"
+PACK_GQA = "pack_gqa"
 """The mode in which the query heads of a key/value head are rows of one tile."""
-SEPARATE_DQ = "apart"
+SEPARATE_DQ = "separate_dq"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no gradients
 of OF_HEADS, nor does EXCLUSIVE_DQ."""
@@ -301,10 +301,10 @@ class SourceUnit:
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
-    def mode(self, name: str = "usual") -> Mode:
+    def mode(self, name: str = "default") -> Mode:
         """Return the mode of a name, or the default one if the unit has none of that name."""
         modes = dict(self.modes)
-        return modes.get(name) or modes["usual"]
+        return modes.get(name) or modes["default"]
 
     def without(self, name: str) -> SourceUnit:
         """The source as one that never runs in a mode."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from maskc.core.problem import TileShape
 
-EXCLUSIVE_DQ = "once"
+EXCLUSIVE_DQ = "exclusive_dq"
 """The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
 added up. It knows no gradients of OF_HEADS."""
 

@@ -20,6 +20,7 @@ SWITCHES = (
     "ADDS_DIAGONALS", "ADDS_PAIRS", "WITH_THRESHOLDS", "WITH_DROPOUT", "WITH_FP8", "WITH_PAGES",
     "WIDE", "FORMULA_BENDS", "FORMULA_FAR", "HAS_INTERVALS",
     "HAS_ALWAYS_KEPT", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH",
+    "HALF_SHARE",
     "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
 )  # fmt: skip
 """Macros that a config header alone defines, as 1; without a definition they are 0."""

@@ -30,7 +30,7 @@ def lists_source(
     """Return a source that accompanies the passes and takes tiles and lengths from calls."""
     return SourceUnit(
         plan.target.name, render(template, spec), TileShape(1, 1), False, (),
-        (("usual", Mode(launches)),), form=form,
+        (("default", Mode(launches)),), form=form,
     )  # fmt: skip
 
 

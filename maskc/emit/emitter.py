@@ -322,7 +322,7 @@ def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
         return tuple((n, mode) for n, mode in schedule.modes if n != PACK_GQA or not plan.boxes)
     entry = "attention_forward" if plan.chosen is None else "attention_choose"
     launch = Launch(entry, Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
-    return (("usual", Mode((launch,))),)
+    return (("default", Mode((launch,))),)
 
 
 def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:

@@ -212,7 +212,9 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     """The loops over tile columns, and how dq is added up."""
     test = "" if main.thresholds else "if (ti, tj) is partial: "
     columns = _upto(at.columns(plan))
-    once = "once" in dict(plan.schedule.modes) and not any(mask.ir.data for mask in plan.masks)
+    once = "exclusive_dq" in dict(plan.schedule.modes) and not any(
+        mask.ir.data for mask in plan.masks
+    )
     if once and at.n_q and at.n_kv:
         tiles = (layout_at(plan, mask, at.n_q, at.n_kv, at.params) for mask in plan.masks)
         once = adders_of(tiles).most <= 1

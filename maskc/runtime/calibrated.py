@@ -11,7 +11,7 @@ from typing import Any
 from maskc.build.cache import Cache, content_key, open_cache
 from maskc.core.coefficients import Gpu, Tables, measured, over
 
-_VERSION = "1"
+_VERSION = "2"
 """Part of the key: raised when the meaning of a coefficient changes."""
 
 

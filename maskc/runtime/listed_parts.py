@@ -258,7 +258,7 @@ class ListedParts:
             if device >= PAPER:
                 raise NotRecorded("the host moves rows of listed tokens")
             return HostMoves()
-        return self._whole.kernels.on_device(self._moving, "usual", frozenset(), device)
+        return self._whole.kernels.on_device(self._moving, "default", frozenset(), device)
 
 
 class _Planning:

@@ -68,7 +68,7 @@ def page_kernels(attn: CompiledMask, x: Any) -> PageKernels | None:
     if kind != "cuda":
         return None
     kernels = attn._planner.whole.kernels
-    kernel = kernels.on_device(unit, "usual", frozenset(), device)
+    kernel = kernels.on_device(unit, "default", frozenset(), device)
     return PageKernels(kernel, library, device)
 
 

@@ -276,7 +276,7 @@ class CallPlanner:
         place = Place(sizes, strides_of(views, outputs), accumulates=accumulates)
         if not launches(sizes, direction):
             idle = launch_plan(
-                bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
+                bundle, unit, "default", wanted, place, bound.params, NOTHING, outputs, idle=True
             )
             return prepared(idle, None, outputs)
         if isinstance(bound.given, Flags):

@@ -114,7 +114,7 @@ def subject(
     dim, dtype = rng.choice(dims), rng.choice(["bfloat16", "float16"])
     attn = hopper.compiled(
         mask, dim, dtype, HEADS if name == "heads" else None,
-        rng.choice(["usual", "stream"]), rng.choice([256, 1, 2]),
+        rng.choice(["default", "persistent"]), rng.choice([256, 1, 2]),
     )  # fmt: skip
     features: dict[str, object] = dict(vectors(rng.choice(EXTRAS), HEADS, rng.randrange(99)))
     if rng.random() < 0.25:

@@ -171,7 +171,7 @@ def test_work_lists(driver, mode):
 
 def test_graphs_of_one_stream_replayed_at_the_same_time(driver):
     """Blocks fetch items from a counter: each captured launch has its own, zero after it."""
-    mask, given = compiled("band", mode="stream"), tensors(3000, 1)
+    mask, given = compiled("band", mode="persistent"), tensors(3000, 1)
     want = mask(*given)
     torch.cuda.synchronize()
     graphs, outs = [], []

@@ -269,7 +269,7 @@ def test_few_queries(name, target, dim, n_q, n_kv, group):
     right = eager(score_mod, live, q, k, v)
     assert (out - right).abs().max() <= 0.02 * max(1.0, right.abs().max().item())
     if target == "sm_90a":
-        assert any(mode == "packed" for _, mode, _ in attn.all_reports)
+        assert any(mode == "pack_gqa" for _, mode, _ in attn.all_reports)
 
 
 # ------------------------------------------------------------------ data on the device

@@ -322,10 +322,10 @@ def test_expanded_keys_and_values():
 
 
 LONG = {
-    "window": (mc.causal() & mc.window(255), 4096, "stream"),
-    "causal, short": (mc.causal(), 4100, "stream"),
-    "causal, long": (mc.causal(), 11000, "usual"),
-    "full": (mc.full(), 6000, "usual"),
+    "window": (mc.causal() & mc.window(255), 4096, "persistent"),
+    "causal, short": (mc.causal(), 4100, "persistent"),
+    "causal, long": (mc.causal(), 11000, "default"),
+    "full": (mc.full(), 6000, "default"),
 }
 
 

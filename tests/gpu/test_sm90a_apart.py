@@ -57,13 +57,13 @@ def backward_modes(attn):
 @needs_backward
 def test_all_lengths(name, dim, dtype):
     mask = MASKS[name]
-    attn = compiled(mask, dim, dtype, mode="small apart")
+    attn = compiled(mask, dim, dtype, mode="small separate_dq")
     given = {size: tensors(*size, dim, half(dtype)) for size in SIZES}
     few = [size for size, (q, k, *_) in given.items() if few_pairs(sizes_of(q, k))]
     for size in sorted(given, key=few.__contains__):  # those that may run another way come last
         if few and size == few[0]:
-            assert backward_modes(attn) <= {"apart", "once"}
-            assert "apart" in backward_modes(attn) or name in ("empty rows", "nothing")
+            assert backward_modes(attn) <= {"separate_dq", "exclusive_dq"}
+            assert "separate_dq" in backward_modes(attn) or name in ("empty rows", "nothing")
         check(attn, given[size], live_pairs(mask, *size))
 
 
@@ -72,24 +72,28 @@ def test_all_lengths(name, dim, dtype):
 @needs_backward
 def test_more_rows_than_blocks(name, dim):
     """Blocks come to several tile rows, with columns cut, and grouped heads."""
-    attn, mask, n = compiled(MASKS[name], dim, mode="small apart", most_tiles=4), MASKS[name], 1000
+    attn, mask, n = (
+        compiled(MASKS[name], dim, mode="small separate_dq", most_tiles=4),
+        MASKS[name],
+        1000,
+    )
     made = tensors(n, n, dim, torch.bfloat16, batch=2, heads=24, kv_heads=8)
     check(attn, made, live_pairs(mask, n, n))
     same_bits(attn, made, 5)
-    assert backward_modes(attn) == {"apart"}
+    assert backward_modes(attn) == {"separate_dq"}
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 @needs_backward
 def test_features_and_heads(dim):
-    attn = compiled(MASKS["window"], dim, mode="small apart")
+    attn = compiled(MASKS["window"], dim, mode="small separate_dq")
     made = tensors(300, 333, dim, torch.bfloat16, heads=4, kv_heads=2)
     live = live_pairs(MASKS["window"], 300, 333)
     check(attn, made, live, softcap=3.0)
     for scale in (0.0, 1e-12, -3.0, 40.0):
         check(attn, made, live, scale=scale)
-    assert backward_modes(attn) == {"apart"}
-    own = compiled(HEADS, dim, heads=4, mode="small apart", most_tiles=2)
+    assert backward_modes(attn) == {"separate_dq"}
+    own = compiled(HEADS, dim, heads=4, mode="small separate_dq", most_tiles=2)
     check(own, made, live_pairs(HEADS, 300, 333, heads=4))
 
 
@@ -102,7 +106,7 @@ def test_what_calls_take_it(dim):
     made = tensors(n, n, dim, torch.bfloat16, batch=1, heads=2, kv_heads=1)
     check(attn, made, live_pairs(mask, n, n))
     check(attn, made, live_pairs(mask, n, n), deterministic=True)
-    assert backward_modes(attn) == {"apart"}
+    assert backward_modes(attn) == {"separate_dq"}
 
 
 @needs_backward

@@ -66,7 +66,7 @@ def lengths(name):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("name", MASKS)
 def test_both_passes(name, dim):
-    for mode in ("grid usual", "grid stream"):
+    for mode in ("grid default", "grid persistent"):
         attn = compiled(MASKS[name], dim, mode=mode)
         for n in lengths(name):
             check(attn, tensors(n, n, dim, half("bfloat16"), n), live_pairs(MASKS[name], n, n))

@@ -34,7 +34,7 @@ def test_tiles_of_dq_that_one_column_has(dim, form):
         made = tensors(*lengths, dim, torch.bfloat16, heads=8, kv_heads=2, batch=2)
         check(attn, made, live_pairs(mask, *lengths))
         check(attn, made, live_pairs(mask, *lengths), deterministic=True)
-    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"exclusive_dq"}
 
 
 @needs_backward
@@ -42,4 +42,6 @@ def test_a_part_that_stores_dq():
     mask = mc.causal() & (mc.window(127) | mc.where(lambda q, k: (q - k) % 128 == 0))
     attn = compiled(mask, 128)
     check(attn, tensors(9000, 9000, 128, torch.bfloat16), live_pairs(mask, 9000, 9000))
-    assert {"once", "apart"} == {mode for name, mode in modes(attn) if "backward" in name}
+    assert {"exclusive_dq", "separate_dq"} == {
+        mode for name, mode in modes(attn) if "backward" in name
+    }

@@ -35,7 +35,7 @@ SHAPES = [
 
 
 def packed(attn) -> bool:
-    return any(mode == "packed" for _, mode in modes(attn))
+    return any(mode == "pack_gqa" for _, mode in modes(attn))
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])

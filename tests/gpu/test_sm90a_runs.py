@@ -272,7 +272,7 @@ def enqueued(attn, made, place):
 def test_calls_follow_what_is_enqueued_before_them(dim, form):
     """Nothing is read before it is written, nor written before it is read; as nodes of a graph
     too."""
-    attn = compiled(BAND, dim, mode=form and f"{form} usual", most_tiles=2, row_tiles=2)
+    attn = compiled(BAND, dim, mode=form and f"{form} default", most_tiles=2, row_tiles=2)
     made = [tensors(700, 700, dim, torch.bfloat16, i) for i in range(12)]
     want = []
     for each in made:

@@ -50,7 +50,7 @@ def test_short_rows_take_small_tiles(dim):
     attn = compiled(mask, dim)
     check(attn, tensors(n, n, dim, torch.bfloat16, batch=1, heads=2, kv_heads=1),
           live_pairs(mask, n, n))  # fmt: skip
-    assert ("sm_90a_small", "stream") in modes(attn)
+    assert ("sm_90a_small", "persistent") in modes(attn)
     assert "sm_90a" not in {source for source, _ in modes(attn)}
 
 
@@ -66,5 +66,5 @@ def test_data_of_each_sequence_do_not_choose_for_others():
         alone = called(attn, *(x[rows] for x in made[:3]), data={"doc": doc[rows]})
         assert all(torch.equal(x, whole[name][rows]) for name, x in alone.items())
     shared = called(attn, *made[:3], data={"doc": doc[0]})
-    assert ("sm_90a_small", "stream") in modes(attn)
+    assert ("sm_90a_small", "persistent") in modes(attn)
     assert torch.allclose(shared["out"][:1].float(), whole["out"][:1].float(), atol=2**-6)

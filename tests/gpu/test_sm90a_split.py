@@ -39,7 +39,7 @@ MASKS = {
     | (mc.window(20) & mc.where(lambda q, k: (q >= 300) & (k >= 100))),
     "per head": mc.per_head([mc.causal(), LONGFORMER, mc.window(9), BAND | mc.sinks(70)]),
 }
-MODES = ("usual", "stream")
+MODES = ("default", "persistent")
 
 
 @pytest.mark.parametrize("mode", MODES)

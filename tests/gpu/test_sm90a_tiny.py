@@ -27,7 +27,7 @@ from tests.support.hopper import (  # noqa: E402
 
 needs_hopper()
 
-FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
+FORWARD, BACKWARD = ("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", "exclusive_dq")
 ALONE, MASKS = (cases.masks(table, cases.CARD) for table in (cases.TINY_ALONE, cases.TINY))
 LENGTHS = [(1, 1), (15, 17), (64, 64), (333, 777), (777, 333), (4096, 4096)]
 

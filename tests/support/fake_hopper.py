@@ -25,8 +25,11 @@ def mode(*launches, macro="") -> Mode:
 FORWARD = SourceUnit(
     "sm_90a", "forward", TILE, False, (Direction.forward,),
     (
-        ("usual", mode(Launch("attention_forward", Grid.items, 384, 1000))),
-        ("stream", mode(Launch("attention_forward", Grid.stream, 384, 2000), macro="PERSISTENT")),
+        ("default", mode(Launch("attention_forward", Grid.items, 384, 1000))),
+        (
+            "persistent",
+            mode(Launch("attention_forward", Grid.stream, 384, 2000), macro="PERSISTENT"),
+        ),
     ),
     QKVO, WorkList(1 << 16),
 )  # fmt: skip
@@ -34,7 +37,7 @@ MAIN = Launch("attention_backward", Grid.items, 256, 3000)
 BACKWARD = SourceUnit(
     "sm_90a", "backward", TILE, False, (Direction.backward,),
     (
-        ("usual", mode(
+        ("default", mode(
             Launch("attention_rows", Grid.queries, 128, per_block=128),
             Launch("attention_mean", Grid.queries, 384, per_block=64, feature=Feature.entmax), MAIN,
             Launch("attention_keys", Grid.keys, 128, per_block=16),
@@ -45,7 +48,7 @@ BACKWARD = SourceUnit(
 )  # fmt: skip
 SPARE = SourceUnit(
     "sm_80", "spare", TileShape(128, 64), False,
-    modes=(("usual", mode(Launch("attention_forward", Grid.rows, 128, 64 * 1024))),),
+    modes=(("default", mode(Launch("attention_forward", Grid.rows, 128, 64 * 1024))),),
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ SIZES = [
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 
 
-WAYS = ["usual", "stream", "small usual", "small stream"]
+WAYS = ["default", "persistent", "small default", "small persistent"]
 """Ways to run: a mode of the forward pass, with the usual sources or those with small tiles."""
 
 
@@ -62,11 +62,11 @@ def compiled(
     mask, dim=64, dtype="bfloat16", heads=None, mode=None, most_tiles=None, row_tiles=None
 ):  # fmt: skip
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
-    backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `dim` may
-    be two head dimensions, of q and k, and of v. `mode` may
-    be a form alone (`small`, `large`, `grid` or `tiny`), which leaves the mode to the lengths, the
-    last one the backward pass to the cost model, too; or `small apart`: backward passes then make
-    dq in a launch of its own. What is forced runs whole, not in parts.
+    backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `dim`
+    may be two head dimensions, of q and k, and of v. `mode` may be a form alone (`small`,
+    `large`, `grid` or `tiny`), which leaves the mode to the lengths, the last one the backward
+    pass to the cost model, too; or `small separate_dq`: backward passes then make dq in a
+    launch of its own. What is forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
     """
@@ -89,7 +89,7 @@ def compiled(
         else:
             units = tuple(unit.without(SEPARATE_DQ) for unit in units)
         if not mode.endswith((SEPARATE_DQ, "small", "large", "grid", "tiny")):
-            name = "stream" if mode.endswith("stream") else "usual"
+            name = "persistent" if mode.endswith("persistent") else "default"
             units = tuple(u if _backward(u) else _only(u, name) for u in units)
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles

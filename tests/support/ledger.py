@@ -104,7 +104,7 @@ def known() -> dict[str, str]:
 
 def build(
     unit: SourceUnit, features: Features = frozenset(),
-    directions: tuple[Direction, ...] = (Direction.forward,), arch: str = "", mode: str = "usual",
+    directions: tuple[Direction, ...] = (Direction.forward,), arch: str = "", mode: str = "default",
 ) -> Binary:  # fmt: skip
     """As maskc.build.build of a CUDA source.
 

@@ -58,7 +58,13 @@ def test_every_source_and_mode_is_forced():
     case = next(case for case in CASES if case.name == "dilated8_d64")
     attn = case.mask().compile(64, n_heads=case.heads, target="sm_90a")
     forward = variants(attn, Direction.forward)
-    assert set(forward) == {"large usual", "large stream", "small usual", "small stream", "parts"}
+    assert set(forward) == {
+        "large default",
+        "large persistent",
+        "small default",
+        "small persistent",
+        "parts",
+    }
     for name, made in forward.items():
         units = made.bundle.choice("sm_90a", Direction.forward)
         if name != "parts":
@@ -90,10 +96,10 @@ def test_the_documentation_quotes_the_results():
 def test_work_of_a_timed_program(name):
     """Counted once more by hand: rows, tiles, rows with one tile, tile rows of dq."""
     case = next(case for case in CASES if case.name == name)
-    timed = {"small usual": 1.0, "small_backward usual": 2.0}
+    timed = {"small default": 1.0, "small_backward default": 2.0}
     rows = [{"case": name} | {each.value: {"ms": timed} for each in Direction}]
     forward, backward = samples(rows)
-    assert (forward.source, forward.mode, forward.ms) == ("small", "usual", 1.0)
+    assert (forward.source, forward.mode, forward.ms) == ("small", "default", 1.0)
     assert (backward.source, backward.queries) == (
         "small_backward", case.batch * case.heads * -(-case.n_q // 64),
     )  # fmt: skip

@@ -32,13 +32,13 @@ from tests.support.thorough import examples
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROCESSORS, LAUNCH_US = 132, 4.2
 TRUE = {
-    ("large", "usual"): Cost("usual", 7507, 2367, 870),
-    ("large", "stream"): Cost("stream", 4128, 2336, 0),
-    ("small", "usual"): Cost("usual", 3183, 694, 200),
-    ("small", "stream"): Cost("stream", 2437, 699, 13),
-    ("backward", "usual"): Cost("usual", 8000, 3600, 500, query=9000),
-    ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
-    ("small_backward", "apart"): Cost("apart", 5000, 2100, 700),
+    ("large", "default"): Cost("default", 7507, 2367, 870),
+    ("large", "persistent"): Cost("persistent", 4128, 2336, 0),
+    ("small", "default"): Cost("default", 3183, 694, 200),
+    ("small", "persistent"): Cost("persistent", 2437, 699, 13),
+    ("backward", "default"): Cost("default", 8000, 3600, 500, query=9000),
+    ("small_backward", "default"): Cost("default", 6000, 2500, 400),
+    ("small_backward", "separate_dq"): Cost("separate_dq", 5000, 2100, 700),
 }
 
 
@@ -83,13 +83,13 @@ def test_coefficients_are_recovered(timed):
 
 def test_rows_with_one_tile_and_tiles_of_dq_are_told_apart():
     """Where samples count them."""
-    rng, cost = np.random.default_rng(0), Cost("usual", 2520, 4121, 1040, lone=1004, query=7608)
+    rng, cost = np.random.default_rng(0), Cost("default", 2520, 4121, 1040, lone=1004, query=7608)
     made = []
     for counts in rng.integers(1, 10_000, (12, 5)):
         rows, tiles, masked, lone, queries = map(int, counts)
         tally = Tally(rows, tiles, masked, lone, queries)
         ms = cost.cycles(tally) / (PROCESSORS * GHZ * 1e6) + 3 * LAUNCH_US / 1e3
-        made.append(Sample("backward", 64, "usual", *counts[:3], 3, ms, lone, queries))
+        made.append(Sample("backward", 64, "default", *counts[:3], 3, ms, lone, queries))
     (fit,) = fits(made, PROCESSORS)
     assert fit.cost == cost
 
@@ -173,7 +173,7 @@ def test_a_new_target_gets_sections(timed):
                      Card("A", 2, GHZ, 3.0))  # fmt: skip
     assert text.startswith("# mine\n\n[other.large]\n64.usual = 1\n\n[sm_90a.card]\n")
     made = tomllib.loads(text)
-    assert made["other"] == {"large": {"64": {"usual": 1}}}
+    assert made["other"] == {"large": {"64": {"default": 1}}}
     assert set(made["sm_90a"]) == {
         "card", "large", "small", "backward", "small_backward",
     }  # fmt: skip
@@ -211,7 +211,7 @@ def test_calibrated_tables_predict_the_times_again(timed):
             Cost(sample.mode, **numbers).cycles(tally), sample.launches
         )
         assert ms == pytest.approx(sample.ms, rel=1e-3)
-    usual, once = (made["backward"]["128"][mode] for mode in ("usual", "once"))
+    usual, once = (made["backward"]["128"][mode] for mode in ("default", "exclusive_dq"))
     assert {**once, "query": 0} == {**usual, "query": 0}
     assert 0 < once["query"] < usual["query"] / 3
     assert made["tiny"] == shipped["tiny"]
@@ -248,8 +248,9 @@ def test_what_is_forced_runs(monkeypatch):
             made.backward(*inputs, out, lse, dout)
         names += made.last_sources
     assert names == [
-        "sm_90a usual", "sm_90a stream", "sm_90a_small usual", "sm_90a_small stream",
-        "sm_90a_backward usual", "sm_90a_small_backward usual", "sm_90a_small_backward apart",
+        "sm_90a default", "sm_90a persistent", "sm_90a_small default", "sm_90a_small persistent",
+        "sm_90a_backward default", "sm_90a_small_backward default",
+        "sm_90a_small_backward separate_dq",
     ]  # fmt: skip
     for out in outs:
         torch.testing.assert_close(out, outs[0], atol=2e-2, rtol=2e-2)

@@ -16,7 +16,7 @@ from maskc.runtime import calibrated, device
 H100, H200 = (Gpu(f"NVIDIA {name}", 1.0) for name in ("H100 80GB HBM3", "H200"))
 
 
-def numbers(gpu: Gpu | None, direction=Direction.forward, form="", dim=128, mode="stream"):
+def numbers(gpu: Gpu | None, direction=Direction.forward, form="", dim=128, mode="persistent"):
     (found,) = costs(measured("sm_90a", gpu), direction, form, dim, [mode])
     return found.row, found.tile, found.masked
 
@@ -75,11 +75,11 @@ def test_calibrated_coefficients_replace_the_shipped_ones(monkeypatch):
     gpu = device.first_card()
     shipped = device.on_this_card(compiled)
     stream = {"row": 1, "tile": 2, "masked": 3, "lone": 4, "query": 5}
-    calibrated.remember("sm_90a", gpu, "2020-01-02", {"large": {"64": {"stream": stream}}})
+    calibrated.remember("sm_90a", gpu, "2020-01-02", {"large": {"64": {"persistent": stream}}})
     assert calibrated.calibration("sm_90a", gpu)["day"] == "2020-01-02"
     for before, after in zip(shipped.units, device.on_this_card(compiled).units, strict=True):
         for old, new in zip(before.costs, after.costs, strict=True):
-            if (before.form, old.mode) == ("", "stream") and before.directions == (
+            if (before.form, old.mode) == ("", "persistent") and before.directions == (
                 Direction.forward,
             ):
                 assert (new.row, new.tile, new.masked, new.lone, new.query) == (1, 2, 3, 4, 5)

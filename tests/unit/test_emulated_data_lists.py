@@ -334,7 +334,7 @@ def test_few_queries_share_a_tile(hopper, n_q):
     rng = np.random.default_rng(0)
     data = {"x": rng.random((2, N)) < 0.5, "y": rng.random((2, N)) < 0.8}
     found = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
-    assert attn.last_sources[-1].endswith("packed")
+    assert attn.last_sources[-1].endswith("pack_gqa")
     live = mask.dense(n_q, N, **data)[:, None]
     torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
 
@@ -354,7 +354,7 @@ def test_rows_of_few_queries_are_cut(hopper, monkeypatch, number, shared):
     before = len(hopper.launches)
     found, lse = attn(*given[:3], return_lse=True, x=on_device(data))
     assert [entry for entry, _ in hopper.launches[before:]].count("attention_forward") == 1
-    assert attn.last_sources[-1].endswith("packed")
+    assert attn.last_sources[-1].endswith("pack_gqa")
     live = mask.dense(2, n, x=data)
     live = live[:, None] if live.ndim == 3 else live
     torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)

@@ -37,7 +37,7 @@ def test_masks(name):
     check(mask.compile(64, dtype=E4M3, target="sm_90a"), *n, 64, live, data=data)
 
 
-@pytest.mark.parametrize(("mode", "dim"), alternating(["usual", "stream"], [64, 128, 256]))
+@pytest.mark.parametrize(("mode", "dim"), alternating(["default", "persistent"], [64, 128, 256]))
 def test_dims_and_modes(hopper, dim, mode):
     """Rows of several tiles of keys, and a tail; q's heads share keys."""
     mask = CAUSAL & mc.window(250)

@@ -169,7 +169,7 @@ DIMS = {128: [NONE, *SINGLE, ALL], 64: [NONE, ALL], 96: [NONE], 192: [NONE], 256
 WITH_PRODUCTS = ("attention_forward", "attention_backward", "gather_scores")
 
 
-def gate(source: SourceUnit, features=NONE, mode: str = "usual") -> None:
+def gate(source: SourceUnit, features=NONE, mode: str = "default") -> None:
     """No spills, no remark, threads that fit, and products that do not wait for each other."""
     binary = build(source, features, source.directions, mode=mode)
     report, launches = binary.report, source.mode(mode).launches
@@ -223,7 +223,7 @@ def test_what_makes_lists_compiles(mask):
 
 
 def gate_below_hopper(
-    source: SourceUnit, arch: str, features=NONE, mode: str = "usual", spilled: int = 0
+    source: SourceUnit, arch: str, features=NONE, mode: str = "default", spilled: int = 0
 ) -> None:
     """No spills but of so many bytes, threads that fit, and shared memory that every card has."""
     kernels = {

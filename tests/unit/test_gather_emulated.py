@@ -83,7 +83,7 @@ def test_more_queries_than_blocks_and_no_two_orders(hopper):
     attn = mask.compile(64, target="sm_90a")
     same_bits(attn, made[:3], 2, hopper, data={"scores": scores})
     lists, own = attn.last_sources
-    assert (lists, own.split()[0]) == ("sm_90a_gather_lists usual", "sm_90a_gather")
+    assert (lists, own.split()[0]) == ("sm_90a_gather_lists default", "sm_90a_gather")
     check(mask, few(7, 450, 64, heads=3), {"scores": grid((7, 450))}, alibi_slopes=torch.rand(3))
 
 

@@ -51,7 +51,7 @@ HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.si
 
 
 @pytest.mark.parametrize(
-    ("mode", "dim"), pairwise(WAYS, [64, 128], tried=[("stream", 64), ("small usual", 128)])
+    ("mode", "dim"), pairwise(WAYS, [64, 128], tried=[("persistent", 64), ("small default", 128)])
 )
 def test_forms(mode, dim):
     attn = compiled(BAND, dim, mode=mode)
@@ -110,20 +110,21 @@ def test_features(form, deterministic):
 @pytest.mark.parametrize("dim", [more(64), more(96), 128])
 def test_gradients_of_queries_apart(dim):
     """In a launch of their own, by tile rows; nothing is added up, in whatever order."""
-    attn = compiled(BAND, dim, mode="small apart", most_tiles=2)
+    attn = compiled(BAND, dim, mode="small separate_dq", most_tiles=2)
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70), softcap=3.0)
     check(attn, given(130, 130, dim), live_pairs(BAND, 130, 130), scale=-0.2)
     for mask in (TESTED, BITS) if dim == 64 else ():  # how pairs are tested is one text for all
-        check(compiled(mask, dim, "float16", mode="small apart"), given(150, 190, dim, "float16"),
+        check(compiled(mask, dim, "float16", mode="small separate_dq"),
+              given(150, 190, dim, "float16"),
               live_pairs(mask, 150, 190))  # fmt: skip
     found = {mode for name, mode in modes(attn) if "backward" in name}
-    assert found == {"apart"}
+    assert found == {"separate_dq"}
 
 
 def test_shares_of_columns_side_by_side(hopper):
     """Heads with masks of their own, and long columns, leave shares that are added in one order."""
-    attn = compiled(HEADS, 64, heads=4, mode="small apart", most_tiles=1)
+    attn = compiled(HEADS, 64, heads=4, mode="small separate_dq", most_tiles=1)
     made = given(200, 200, 64, heads=4, kv_heads=2)
     check(attn, made, live_pairs(HEADS, 200, 200, heads=4))
     same_bits(attn, made, 1, hopper)
@@ -183,7 +184,7 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
     live = live_pairs(APART, 330, 270)
     check(attn, made, live, softcap=2.0)
     check(attn, made, live, deterministic=True)
-    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"exclusive_dq"}
     assert "attention_backward_finish" not in {entry for entry, _ in hopper.launches}
     check(attn, made, live, **vectors(["alibi_slopes"], 4))
     assert "attention_backward_finish" in {entry for entry, _ in hopper.launches}
@@ -206,12 +207,12 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
     monkeypatch.setattr(programs, "_UNEVEN", 0)
     attn, made, live = compiled(mask, dim), given(530, 530, dim), live_pairs(mask, 530, 530)
     check(attn, made, live)
-    assert {mode for name, mode in modes(attn) if "backward" in name} == {"usual"}
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"default"}
     monkeypatch.setattr(programs, "_MANY_COLUMNS", 4)
     attn = compiled(mask, dim)
     check(attn, made, live)
     found = {mode for name, mode in modes(attn) if "backward" in name}
-    assert found == {"deterministic" if in_turn else "usual"}
+    assert found == {"deterministic" if in_turn else "default"}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mo
 def test_heads_packed_into_tiles():
     attn = compiled(mc.causal(), 64)
     check(attn, given(2, 700, 64, heads=16, kv_heads=2), live_pairs(mc.causal(), 2, 700))
-    assert "packed" in {mode for _, mode, _ in attn.all_reports}
+    assert "pack_gqa" in {mode for _, mode, _ in attn.all_reports}
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -316,8 +317,8 @@ def test_a_part_that_stores_dq(in_parts, n):
     attn = compiled(mask, 64)
     check(attn, given(n, n, 64), live_pairs(mask, n, n))
     found = {mode for name, mode in modes(attn) if "backward" in name}
-    assert "once" in found
-    assert found - {"once"} in ({"usual"}, {"apart"})
+    assert "exclusive_dq" in found
+    assert found - {"exclusive_dq"} in ({"default"}, {"separate_dq"})
 
 
 @pytest.mark.parametrize("lengths", [(130, 260), (260, 130)], ids=str)
@@ -387,9 +388,9 @@ def test_what_these_tests_would_find(monkeypatch, name):
     q, k, v, _ = made = given(300, 700, 64)
     live = live_pairs(mc.causal(), 300, 700)
     sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
-    assert not wrong(called(compiled(mc.causal(), mode="usual"), q, k, v), *sides)
+    assert not wrong(called(compiled(mc.causal(), mode="default"), q, k, v), *sides)
     monkeypatch.setattr(machine, "loaded", faulty)
-    attn = compiled(mc.causal(), mode="usual")
+    attn = compiled(mc.causal(), mode="default")
     found = []
     for _ in range(5):
         try:

@@ -438,7 +438,7 @@ def test_wide_sources_compile(name, target):
         driver.plan_kernel(mc.where(LARGE[name]), problem, Target.named(target))
     )
     for unit in bundle.units:
-        mode = "usual" if "usual" in dict(unit.modes) else next(iter(dict(unit.modes)))
+        mode = "default" if "default" in dict(unit.modes) else next(iter(dict(unit.modes)))
         made = build(unit, frozenset({Feature.wide}), unit.directions, unit.target, mode)
         if (unit.target, unit.directions) == ("sm_80", (Direction.backward,)):
             # What it sums up leaves it few registers: four words or so wait in local memory.

@@ -90,7 +90,7 @@ def test_few_plans_for_many_promises():
 # ------------------------------------------------------------------ what suits
 
 
-COSTS = {128: Cost("usual", 4128, 2336, 0), 64: Cost("usual", 2437, 699, 0)}
+COSTS = {128: Cost("default", 4128, 2336, 0), 64: Cost("default", 2437, 699, 0)}
 """By the side of a square tile."""
 
 

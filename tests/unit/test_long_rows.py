@@ -159,7 +159,7 @@ def test_long_rows_of_queries_are_not_packed(hopper):
 def test_registers(dims, arch):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     for unit in BAND.compile(dims[0], dims[1], target="sm_80").bundle.units:
-        for mode in ("usual", PACK_GQA) if Direction.forward in unit.directions else ("usual",):
+        for mode in ("default", PACK_GQA) if Direction.forward in unit.directions else ("default",):
             for use in build(unit, frozenset[Feature](), arch=arch, mode=mode).report.kernels:
                 assert max(use.spill_stores, use.spill_loads) <= 8, (use.name, arch)
 

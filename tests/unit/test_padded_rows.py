@@ -86,7 +86,8 @@ def test_features(target, deterministic):
 @pytest.mark.parametrize(
     ("dim", "mode"),
     alternating(
-        [40, 80, 32], ["usual", "stream", more("small usual"), "small stream", "small apart"]
+        [40, 80, 32],
+        ["default", "persistent", more("small default"), "small persistent", "small separate_dq"],
     ),
 )
 def test_forms_of_hopper(dim, mode):
@@ -124,7 +125,7 @@ def test_parts_of_packed_rows_end_where_rows_end(hopper, dim, dim_v):
     k, v = (torch.randn(2, 2, 1300, n, generator=draw).bfloat16() for n in (dim, dim_v))
     attn = mc.flags("kept").compile(dim, head_dim_v=dim_v, target="sm_90a")
     out = attn(q, k, v, kept=torch.ones(2, 1300, dtype=torch.bool))
-    assert attn.last_sources[-1].endswith("packed")
+    assert attn.last_sources[-1].endswith("pack_gqa")
     keys, values = (x.double().repeat_interleave(4, 1) for x in (k, v))
     want = torch.softmax(q.double() @ keys.mT * dim**-0.5, -1) @ values
     torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
@@ -139,7 +140,7 @@ def test_tiles_of_dq_that_one_column_has(dim, mode):
     attn, live = compiled(ALONE, dim, mode=mode), live_pairs(ALONE, 330, 270)
     of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
     check(attn, given(330, 270, of_qk, of_v), live)
-    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"exclusive_dq"}
 
 
 @pytest.mark.parametrize("target", [more("sm_80"), "sm_90a"])

@@ -608,7 +608,7 @@ def test_kernels_load_pages(hopper, page, layout, counts, target):
     found = ran(attn, pool, q, counts)
     rule = lambda p, k: (k <= p) & ((p - k <= 200) | (k < 3))  # noqa: E731
     close(found, exact(pool, q, counts, lambda s, h: rule), 2e-2)
-    assert f"{target}_data usual" in attn.attn.serving(found[0]).last_sources
+    assert f"{target}_data default" in attn.attn.serving(found[0]).last_sources
     assert attn.loads_pages
 
 

@@ -104,13 +104,14 @@ def test_explain_says_it():
 
 def test_tables_show_predicted_beside_measured():
     row = {"case": "a", "impl": "maskc", "direction": "fwd", "ms": 2.0, "live_tflops": 1.0,
-           "error": 0.0, "ok": True, "predicted_ms": 1.8, "sources": ["sm_90a usual"]}  # fmt: skip
+           "error": 0.0, "ok": True, "predicted_ms": 1.8,
+           "sources": ["sm_90a default"]}  # fmt: skip
     rows = [row, {**row, "direction": "bwd", "predicted_ms": 1.0, "sources": ["sm_90a_backward"]}]
     text = table({"environment": {}, "rows": rows})
     head, first, *rest = text.splitlines()
     assert head.split()[3:5] == ["ms", "predicted"]
     assert first.split()[3:5] == ["2", "1.8"]
-    assert "a fwd ran sm_90a usual" in rest
+    assert "a fwd ran sm_90a default" in rest
     assert (
         "predicted within 15% of measured: 1 of 2; the farthest is a bwd, predicted 0.50 times "
         "what it took"

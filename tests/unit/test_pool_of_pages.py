@@ -162,7 +162,7 @@ def test_cut_rows_of_sequences_of_any_length(hopper, n_q, dim, given, determinis
         {},
     )
     out = attn(q, k, v, x=given(flags), deterministic=deterministic)
-    assert attn.last_sources[-1].endswith("packed")
+    assert attn.last_sources[-1].endswith("pack_gqa")
     assert hopper.launches[-1][1] > batch * KV_HEADS
     groups = HEADS // KV_HEADS
     k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
@@ -187,6 +187,6 @@ def test_the_batch_decides_no_bit_of_a_deterministic_call(hopper, target, dim, n
     weights = torch.softmax(q.double() @ k.double().repeat_interleave(2, 1).mT * dim**-0.5, -1)
     want = weights @ v.double().repeat_interleave(2, 1)
     default = attn(q, k, v)
-    assert attn.last_sources[-1].endswith("packed")
+    assert attn.last_sources[-1].endswith("pack_gqa")
     for out in (batch, default):
         torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)

@@ -205,7 +205,7 @@ def test_old_plans_make_room():
 def cuda_kernel(monkeypatch, driver, shared=99 * 1024, more=()):
     monkeypatch.setattr(launch_cuda, "_driver", lambda i: launch_cuda._Bindings(driver, i))
     mode = Mode((Launch("attention_forward", Grid.rows, 128, shared), *more))
-    unit = SourceUnit("sm_80", "", TileShape(64, 64), False, modes=(("usual", mode),))
+    unit = SourceUnit("sm_80", "", TileShape(64, 64), False, modes=(("default", mode),))
     return launch_cuda.CudaKernel(unit, mode, SimpleNamespace(code=b""), 2)
 
 
@@ -354,7 +354,9 @@ def test_the_default_target(monkeypatch):
 
     pytest.importorskip("cupy")
     half = replace(bundle("band").problem, head_dim=64, head_dim_v=64, dtype=DType.bfloat16)
-    hopper = replace(TARGETS["sm_90a"], directions=(Direction.forward,), head_dims=(64,))
+    hopper = replace(
+        TARGETS["sm_90a"], directions=(Direction.forward,), head_dims=(64,), unequal=()
+    )
     monkeypatch.setitem(TARGETS, "sm_90a", hopper)
     monkeypatch.setattr(device, "gpus", lambda: ())
     assert default_target() == "cpu"

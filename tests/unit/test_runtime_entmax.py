@@ -154,21 +154,21 @@ def test_a_hopper_runs_whole_rows(machine) -> None:
     assert machine.driver.block.shared_items == 0
     assert machine.driver.block.alpha_minus_1 == 0.25
     assert machine.launched() == [("attention_forward", 2 * 4 * 10, 384)]
-    assert machine.built[-1] == ("forward", "usual", ["entmax"])
+    assert machine.built[-1] == ("forward", "default", ["entmax"])
     mask(*tensors)
     assert machine.driver.block.shared_items > 0
     assert machine.driver.block.alpha_minus_1 == 0
 
 
 def test_a_hopper_streams_no_entmax(machine) -> None:
-    stream = replace(FORWARD, costs=(Cost("usual", 50, 3, 0), Cost("stream", 5, 4, 0)))
+    stream = replace(FORWARD, costs=(Cost("default", 50, 3, 0), Cost("persistent", 5, 4, 0)))
     mask, tensors = on_card("band", units=(stream, BACKWARD, SPARE)), given(n=60)
     mask(*tensors)
     mask(*tensors, normalizer="entmax")
-    assert [name for _, name, _ in machine.built] == ["stream", "usual"]
+    assert [name for _, name, _ in machine.built] == ["persistent", "default"]
     mask.warmup(["entmax"])
     added = sorted(name for text, name, _ in machine.built[2:] if text == "backward")
-    assert added == ["deterministic", "usual"]
+    assert added == ["deterministic", "default"]
 
 
 def test_a_backward_pass_on_a_hopper_finds_the_mean_first(machine) -> None:
@@ -199,7 +199,7 @@ def test_a_spare_kernel_stands_in_for_entmax_but_not_for_nan_safe(machine) -> No
     huge = Tensor((2, 4, 150, 64), pointer=1 << 20, strides=(1 << 43, 1 << 20, 64, 1))
     assert not any(text == "spare" for text, _, _ in machine.built)
     mask(huge, *tensors[1:], normalizer="entmax")
-    assert machine.built[-1] == ("spare", "usual", ["entmax"])
+    assert machine.built[-1] == ("spare", "default", ["entmax"])
 
 
 # ------------------------------------------------------------------ torch

@@ -65,7 +65,7 @@ def hopper_units():
     base = SourceUnit("sm_90a", "// forward\n", TileShape(128, 176), True)
     return (
         replace(
-            base, modes=(("usual", Mode((forward,))), ("stream", streamed)),
+            base, modes=(("default", Mode((forward,))), ("persistent", streamed)),
             maps=(TensorMap("q", 128), TensorMap("k", 176), TensorMap("q", 64)),
             work=WorkList(1 << 17, 12),
         ),
@@ -73,13 +73,13 @@ def hopper_units():
             base, text="// backward\n", tile=TileShape(64, 128), ranges=False,
             directions=(Direction.backward,),
             modes=(
-                ("usual", Mode((*passes, once))),
+                ("default", Mode((*passes, once))),
                 ("deterministic", Mode(passes[:2], "DETERMINISTIC")),
             ),
             maps=tuple(TensorMap(name, 64) for name in ("q", "k", "v", "dout", "dq", "dk", "dv")),
             work=WorkList(1 << 16, 512), row_floats=130, key_floats=256,
         ),
-        replace(base, target="sm_80", modes=(("usual", Mode((replace(forward, threads=8),))),)),
+        replace(base, target="sm_80", modes=(("default", Mode((replace(forward, threads=8),))),)),
     )  # fmt: skip
 
 

@@ -52,10 +52,13 @@ def test_blocks_follow_the_work(machine):
 
 
 def test_short_work_streams(machine):
-    units = (replace(FORWARD, costs=(Cost("usual", 50, 3, 0), Cost("stream", 5, 4, 0))), BACKWARD)
+    units = (
+        replace(FORWARD, costs=(Cost("default", 50, 3, 0), Cost("persistent", 5, 4, 0))),
+        BACKWARD,
+    )
     mask, arrays = compiled("gaps", units=units), given(n=128)
     mask(*arrays)
-    assert machine.built == [("forward", "stream", [])]
+    assert machine.built == [("forward", "persistent", [])]
     (tables,) = mask._planner.whole.selector.tables._values.values()
     assert (tables.work.mean, tables.work.filled, tables.work.empty) == (1.0, 8, 8)
     assert machine.launched() == [("attention_forward", 8, 384)]
@@ -173,7 +176,7 @@ def test_a_backward_launches_in_order(machine):
     assert machine.driver.encoded[1][1] == dk.array.pointer
     (plan,) = mask._plans._values.values()
     assert plan.outputs[3].shape == (rows * 66 + shared * 64 * 128,)
-    assert machine.built == [("backward", "usual", [])]
+    assert machine.built == [("backward", "default", [])]
 
 
 def test_keys_are_left_out_where_nobody_shares_a_column(machine):
@@ -201,7 +204,7 @@ def test_deterministic_is_a_mode(machine):
     assert [entry for entry, *_ in machine.launched()] == ["attention_backward"]
     backward(mask, q, k, v)
     assert len(machine.launched()) == 3
-    assert [name for _, name, _ in machine.built] == ["deterministic", "usual"]
+    assert [name for _, name, _ in machine.built] == ["deterministic", "default"]
     without = replace(BACKWARD, modes=BACKWARD.modes[:1])
     backward(compiled(units=(FORWARD, without)), q, k, v, deterministic=True)
     assert len(machine.launched()) == 3
@@ -211,14 +214,14 @@ def test_warmup_builds_every_mode_of_both_passes(machine):
     mask, (q, k, v) = compiled(), given(n=600)
     mask.warmup(["sinks"])
     assert sorted(machine.built) == [
-        ("backward", "deterministic", ["sinks"]), ("backward", "usual", ["sinks"]),
-        ("forward", "stream", ["sinks"]), ("forward", "usual", ["sinks"]),
+        ("backward", "deterministic", ["sinks"]), ("backward", "default", ["sinks"]),
+        ("forward", "persistent", ["sinks"]), ("forward", "default", ["sinks"]),
     ]  # fmt: skip
-    assert list(mask.reports.values()) == ["forward usual"]
+    assert list(mask.reports.values()) == ["forward default"]
     assert set(mask.all_reports) == {
         (source, name, frozenset({*mask.reports}.pop()))
         for source, name in (
-            ("sm_90a", "usual"), ("sm_90a", "stream"), ("sm_90a_backward", "usual"),
+            ("sm_90a", "default"), ("sm_90a", "persistent"), ("sm_90a_backward", "default"),
             ("sm_90a_backward", "deterministic"),
         )
     }  # fmt: skip
@@ -236,7 +239,7 @@ def test_warmup_builds_every_mode_of_both_passes(machine):
 def test_nan_safe_runs_on_the_spare_kernel(machine):
     mask, (q, k, v) = compiled(), given()
     mask(q, k, v, nan_safe=True)
-    assert machine.built == [("spare", "usual", ["nan_safe"])]
+    assert machine.built == [("spare", "default", ["nan_safe"])]
     assert machine.launched() == [("attention_forward", 2 * 4 * 2, 128)]
     assert not machine.driver.encoded
     assert not machine.driver.block.work

@@ -136,7 +136,7 @@ def test_rows_of_packed_heads(card):
     """Their work is parts of rows; lengths from no key to all."""
     for keys in ([[0], [1], [130], [N], [64]], [[N]]):
         attn = call(PADDED, {"x": np.arange(N) < np.array(keys)}, n_q=2, batch=5)
-        assert attn.last_sources[-1].endswith("packed")
+        assert attn.last_sources[-1].endswith("pack_gqa")
         assert attn.last_layouts[-1] == "device lists"
 
 

@@ -33,7 +33,7 @@ def mode_of(machine: Machine) -> str:
 def test_heads_of_one_are_rows_of_a_tile(machine, heads, n):
     compiled()(*given(n=n, n_kv=500, heads=heads))
     block, group = machine.driver.block, heads[0] // heads[1]
-    assert mode_of(machine) == "packed"
+    assert mode_of(machine) == "pack_gqa"
     assert (block.heads_q, block.heads_kv) == (heads[1], heads[1])
     assert (block.n_q, block.queries, block.tile_rows) == (group * n, n, 1)
     assert block.items == 2 * heads[1]
@@ -53,7 +53,7 @@ def test_a_row_that_fits_no_small_tile_takes_a_large_one(machine):
     assert machine.driver.encoded[0][4][1] == 192
     compiled()(*given(n=49, n_kv=500, heads=(16, 4)))
     assert machine.driver.block.queries == machine.driver.block.n_q == 49
-    assert mode_of(machine) != "packed"
+    assert mode_of(machine) != "pack_gqa"
 
 
 def test_one_query_lies_anywhere(machine):
@@ -68,26 +68,26 @@ def test_one_query_lies_anywhere(machine):
 def test_some_calls_are_not_packed(machine):
     few = given(n=2, n_kv=300, heads=(8, 2))
     compiled()(*few, normalizer="entmax")
-    assert mode_of(machine) != "packed"
+    assert mode_of(machine) != "pack_gqa"
     compiled(mc.per_head([FULL] * 4 + [mc.causal()] * 4), n_heads=8)(*few)
-    assert mode_of(machine) != "packed"
+    assert mode_of(machine) != "pack_gqa"
     compiled()(*given(n=9, n_kv=300, heads=(2, 2)))
-    assert mode_of(machine) != "packed"
+    assert mode_of(machine) != "pack_gqa"
     compiled()(*given(n=8, n_kv=300, heads=(2, 2)))
-    assert mode_of(machine) == "packed"
+    assert mode_of(machine) == "pack_gqa"
     by_head = np.ones((8, 1, 5), np.int32)
     compiled(mc.block_table("t", 64))(*few, t=by_head)
-    assert mode_of(machine) != "packed"
+    assert mode_of(machine) != "pack_gqa"
     compiled(mc.block_table("t", 64))(*few, t=by_head[:1])
-    assert mode_of(machine) == "packed"
+    assert mode_of(machine) == "pack_gqa"
     compiled(mc.block_table("t", 64))(*few, t=np.ones((2, 1, 1, 5), np.int32))
-    assert mode_of(machine) == "packed"
+    assert mode_of(machine) == "pack_gqa"
 
 
 def test_sources_without_the_mode_do_without(machine):
     mask = compiled()
     units = tuple(
-        replace(unit, modes=tuple(m for m in unit.modes if m[0] != "packed"))
+        replace(unit, modes=tuple(m for m in unit.modes if m[0] != "pack_gqa"))
         for unit in mask.bundle.units
     )
     CompiledMask(replace(mask.bundle, units=units), "sm_90a")(*given(n=1, n_kv=9, heads=(4, 2)))

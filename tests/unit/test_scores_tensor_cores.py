@@ -56,13 +56,13 @@ def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
             u for u in units if not u.directions or u.target != "sm_90a" or u.form == form
         )
         back = [Direction.forward not in u.directions for u in units]
-        if mode == "apart":
+        if mode == "separate_dq":
             units = tuple(
-                replace(u, costs=(Cost("apart", 1, 0, 0),)) if own and u.directions else u
+                replace(u, costs=(Cost("separate_dq", 1, 0, 0),)) if own and u.directions else u
                 for u, own in zip(units, back, strict=True)
             )
         else:
-            units = tuple(unit.without("apart") for unit in units)
+            units = tuple(unit.without("separate_dq") for unit in units)
     made, in_parts = replace(attn.bundle, units=units), mode == "parts" or None
     return CompiledMask(made, kind, in_parts=in_parts, held=attn.held, inputs=score.inputs)
 
@@ -124,7 +124,7 @@ def test_documents_listed_on_the_device():
     _, ran = judged(
         mask, "twice", n, live=mask.dense(n, doc=ids), doc=torch.from_numpy(ids)[None].repeat(2, 1)
     )
-    assert ("sm_90a_documents", "usual") in ran
+    assert ("sm_90a_documents", "default") in ran
 
 
 @emulated
@@ -140,7 +140,7 @@ def test_heads_packed_into_tiles(name):
     """Rows of a tile are of several heads: each has its query, its head and its distance."""
     for n_kv in (70, 1300):  # whole rows, and rows in parts
         ran = decoded(name, 3, n_kv)
-        assert ran == {("sm_90a", "packed")}
+        assert ran == {("sm_90a", "pack_gqa")}
 
 
 def decoded(name, n, n_kv, heads=6, kv_heads=2):
@@ -165,13 +165,13 @@ def decoded(name, n, n_kv, heads=6, kv_heads=2):
 
 @emulated
 def test_packed_heads_have_positions_of_their_own():
-    assert decoded("alibi", 4, 700) == {("sm_90a", "packed")}
+    assert decoded("alibi", 4, 700) == {("sm_90a", "pack_gqa")}
 
 
 @emulated
 def test_few_queries_of_one_head_are_packed_too():
-    assert decoded("pieces", 2, 300, heads=2) == {("sm_90a", "packed")}
-    assert decoded("pieces", 9, 70, heads=2) != {("sm_90a", "packed")}
+    assert decoded("pieces", 2, 300, heads=2) == {("sm_90a", "pack_gqa")}
+    assert decoded("pieces", 9, 70, heads=2) != {("sm_90a", "pack_gqa")}
 
 
 @emulated
@@ -194,18 +194,19 @@ def test_long_rows(name):
 
 @emulated
 @pytest.mark.parametrize(
-    ("name", "mode"), alternating(["relative table", "twice", more("soft-cap")], [None, "apart"])
+    ("name", "mode"),
+    alternating(["relative table", "twice", more("soft-cap")], [None, "separate_dq"]),
 )
 def test_small_tiles(name, mode):
     _, ran = judged(BAND, name, 150, form="small", mode=mode)
-    assert ("sm_90a_small_backward", "apart" if mode else "usual") in ran
+    assert ("sm_90a_small_backward", "separate_dq" if mode else "default") in ran
 
 
 @emulated
 @pytest.mark.parametrize("name", [more("soft-cap"), "pieces"])
 def test_tiles_of_16(name):
     _, ran = judged(mc.block_diagonal(16), name, 70, form="tiny")
-    assert ("sm_90a_tiny_backward", "once") in ran
+    assert ("sm_90a_tiny_backward", "exclusive_dq") in ran
 
 
 @emulated
@@ -283,7 +284,7 @@ def test_chosen_keys(case, kind):
     deterministic = name == "slopes"
     _, ran = judged(mask, made, n, live=live, kind=kind, deterministic=deterministic, scores=scores)
     assert all(source.startswith(kind) for source, _ in ran)
-    assert (f"{kind}_gather", "usual") in ran or chosen == "blocks"
+    assert (f"{kind}_gather", "default") in ran or chosen == "blocks"
 
 
 @emulated
@@ -367,7 +368,7 @@ def test_sources_name_no_feature_but_in_the_logits():
         plan = driver.plan_kernel(BAND, problem, target.Target.named("sm_90a"))
         bundle = driver.emit_bundle(plan)
         (unit, *_) = bundle.choice("sm_90a", Direction.forward)
-        assert "packed" in dict(unit.modes)
+        assert "pack_gqa" in dict(unit.modes)
         assert unit.offers(frozenset({Feature.entmax}))
         for unit in bundle.units:
             if unit.directions and unit.target == "sm_90a":

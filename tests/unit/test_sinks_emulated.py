@@ -45,7 +45,7 @@ def judged(attn, made, live, **features):
     return found
 
 
-@pytest.mark.parametrize("mode", chiefly(WAYS, "stream", "small usual"))
+@pytest.mark.parametrize("mode", chiefly(WAYS, "persistent", "small default"))
 def test_forms(hopper, mode):
     attn = compiled(BLIND, 64, heads=4, mode=mode)
     judged(attn, given(140, 200), live_pairs(BLIND, 140, 200))
@@ -72,7 +72,7 @@ def test_packed_heads(hopper):
     mask = mc.causal() & mc.where(lambda q, k: q % 3 > 0)
     attn = compiled(mask, 64, heads=4)
     judged(attn, given(4, 700, kv_heads=1), live_pairs(mask, 4, 700))
-    assert "packed" in {mode for _, mode in modes(attn)}
+    assert "pack_gqa" in {mode for _, mode in modes(attn)}
 
 
 def test_boxes_of_a_grid(hopper):

@@ -119,7 +119,7 @@ def test_long_columns_are_cut_and_sooner_where_others_are_short(dim):
 def test_launches_in_order():
     modes = dict(planned(128).modes)
     grids = [(each.entry.removeprefix("attention_backward"), each.grid, each.per_block)
-             for each in modes["usual"].launched(frozenset())]  # fmt: skip
+             for each in modes["default"].launched(frozenset())]  # fmt: skip
     assert grids == [
         ("_prepare", Grid.queries, 64),
         ("_few", Grid.few, 1),
@@ -128,12 +128,15 @@ def test_launches_in_order():
         ("_finish_keys", Grid.keys, 16),
     ]
     entries = {name: [each.entry for each in mode.launches] for name, mode in modes.items()}
-    assert entries["deterministic"] == entries["usual"]
-    assert entries["usual"].pop(4) == "attention_backward_finish"
-    assert entries["once"] == entries["usual"]
-    rooms = [modes[name].launches[3].shared_bytes for name in ("usual", "deterministic", "once")]
+    assert entries["deterministic"] == entries["default"]
+    assert entries["default"].pop(4) == "attention_backward_finish"
+    assert entries["exclusive_dq"] == entries["default"]
+    rooms = [
+        modes[name].launches[3].shared_bytes
+        for name in ("default", "deterministic", "exclusive_dq")
+    ]
     assert rooms == sorted(set(rooms), reverse=True), "zeros, and dq, where these are"
-    entmax = [each.entry for each in modes["usual"].launched(frozenset({Feature.entmax}))]
+    entmax = [each.entry for each in modes["default"].launched(frozenset({Feature.entmax}))]
     assert entmax[:4] == [f"attention_backward{name}" for name in ("_prepare", "_mean", "_few", "")]
     assert modes["deterministic"].macro == "DETERMINISTIC"
 
@@ -141,9 +144,9 @@ def test_launches_in_order():
 @pytest.mark.parametrize("dim", SMALL_HEAD_DIMS)
 def test_rows_first_where_dq_is_made_apart(dim):
     plan = planned(dim, "small")
-    rows, main, keys = dict(plan.modes)["apart"].launches
+    rows, main, keys = dict(plan.modes)["separate_dq"].launches
     assert [rows.entry, main.entry] == ["attention_backward_rows", "attention_backward"]
-    assert keys == dict(plan.modes)["once"].launches[-1]
+    assert keys == dict(plan.modes)["exclusive_dq"].launches[-1]
     assert plan.row_bytes == rows.shared_bytes
     assert plan.min_blocks * (rows.shared_bytes + 1024) <= SM_90A.shared_memory + 1024
     tiles = 2 * 64 * plan.slabs * 64
@@ -155,7 +158,7 @@ def test_a_thread_for_all_that_items_share(dim):
     """Eight columns of two keys, of dk or dv."""
     for form in ("", "small")[: 1 + (dim in SMALL_HEAD_DIMS)]:
         plan = planned(dim, form)
-        last = dict(plan.modes)["usual"].launches[-1]
+        last = dict(plan.modes)["default"].launches[-1]
         blocks = -(-plan.tile.k // last.per_block)
         assert blocks == plan.key_blocks
         wanted = 2 * plan.tile.k * dim // 16
@@ -175,7 +178,7 @@ def test_maps_are_the_members_of_the_second_parameter(dim):
 
 
 @pytest.mark.parametrize("mask", [mc.causal(), LIST], ids=["range", "list"])
-@pytest.mark.parametrize("mode", ["usual", "deterministic"])
+@pytest.mark.parametrize("mode", ["default", "deterministic"])
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")

@@ -24,13 +24,13 @@ def sources(mask, head_dim):
     """(unit, features, mode) of everything that a call may run."""
     bundle = mask.compile(head_dim, target="sm_90a").bundle
     (chooser,) = bundle.chooser.units
-    yield chooser, NONE, "usual"
+    yield chooser, NONE, "default"
     forward, backward = bundle.units
     for features in (NONE, LOGITS, ENTMAX):
-        yield forward, features, "usual"
+        yield forward, features, "default"
     for mode, _ in backward.modes:
         yield backward, NONE, mode
-    yield backward, LOGITS, "usual"
+    yield backward, LOGITS, "default"
 
 
 def faults(mask, head_dim):
@@ -64,5 +64,5 @@ def test_bins_are_counted_by_one_instruction():
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
     unit = TOP.compile(64, target="sm_90a").bundle.chooser.units[0]
-    code = build(unit, NONE, unit.directions, "sm_90a", "usual")
+    code = build(unit, NONE, unit.directions, "sm_90a", "default")
     assert code.count(r"ATOMS\.POPC", "attention_choose") >= unit.tile.k // 2

@@ -37,7 +37,7 @@ EACH = [64, pytest.param(96, marks=pytest.mark.matrix), 128,
 @pytest.mark.parametrize("head_dim", EACH)
 def test_sources(head_dim: int) -> None:
     units = [unit(name, FORWARD, head_dim) for name in MIXED[FORWARD]]
-    gate([Job(u, features, "usual") for u in units for features in (ENTMAX, ENTMAX | LOGITS)])
+    gate([Job(u, features, "default") for u in units for features in (ENTMAX, ENTMAX | LOGITS)])
 
 
 @pytest.mark.parametrize("head_dim", EACH)
@@ -46,7 +46,11 @@ def test_backward_sources(head_dim: int) -> None:
     sets = [ENTMAX, *(ENTMAX | each for each in sources.together(BACKWARD, head_dim))]
     sets = [each - {Feature.sinks} for each in sets]
     gate(
-        [job for job in sources.jobs(units, *sets) if job.features == ENTMAX or job.mode == "usual"]
+        [
+            job
+            for job in sources.jobs(units, *sets)
+            if job.features == ENTMAX or job.mode == "default"
+        ]
     )
 
 
@@ -65,7 +69,7 @@ def test_the_mean_takes_two_products_side_by_side(head_dim: int) -> None:
 
 
 def test_float16() -> None:
-    gate([Job(unit("causal", FORWARD, 64, "float16"), ENTMAX, "usual")])
+    gate([Job(unit("causal", FORWARD, 64, "float16"), ENTMAX, "default")])
 
 
 MAIN = "attention_forward"

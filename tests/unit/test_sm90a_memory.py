@@ -41,7 +41,7 @@ def test_planned_shared_memory_of_narrower_values(direction):
 def _check_memory(sources, direction):
     wanted = [(s, *each, NONE) for s in sources for each in s.modes]
     if direction is FORWARD:  # entmax's lists
-        wanted.append((sources[0], "usual", sources[0].mode(), frozenset({Feature.entmax})))
+        wanted.append((sources[0], "default", sources[0].mode(), frozenset({Feature.entmax})))
     for source, name, mode, features in wanted:
         rooms = {
             "by_rows::" * each.entry.endswith("_rows"): each.shared_bytes

@@ -130,5 +130,5 @@ def test_plans_cut_long_rows_only():
                 Grid.merges, 128, 0,
             )  # fmt: skip
             assert f"MERGE_ROWS = {merge.per_block}," in unit.source
-        assert "PART_FLOATS = TILE_Q * (HEAD_DIM + 2);" in unit.source
+        assert "PART_FLOATS = TILE_Q * (HEAD_DIM_V + 2);" in unit.source
         assert unit.row_floats == dim + 2

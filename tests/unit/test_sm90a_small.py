@@ -57,7 +57,7 @@ def test_blocks_fit_a_multiprocessor(dim):
     assert blocks * 128 * (compute + copy) <= REGISTERS
     launched = REGISTERS // (blocks * threads) // 8 * 8  # per thread, before they move
     assert compute + copy <= 2 * launched, "a block's registers move inside the block"
-    assert [name for name, _ in made.modes] == ["usual", "stream", "packed"]
+    assert [name for name, _ in made.modes] == ["default", "persistent", "pack_gqa"]
     for _, mode in made.modes:
         launch, *_ = mode.launches
         assert (launch.threads, launch.resident) == (threads, blocks)
@@ -86,7 +86,7 @@ def test_which_sources_a_bundle_has():
         assert len({unit.key for unit in bundle.units}) == len(bundle.units)
         for unit in found:
             names = [cost.mode for cost in unit.costs]
-            asked = [name for name, _ in unit.modes if name != "packed"]  # taken wherever it fits
+            asked = [name for name, _ in unit.modes if name != "pack_gqa"]  # taken wherever it fits
             assert names == asked
             assert bundle.variants[0].recipe(unit.tile) in bundle.variants[0].recipes
             assert f"{unit.tile.q} queries x {unit.tile.k} keys" in unit.source
@@ -199,7 +199,7 @@ def test_what_anchors_take(dim):
 
 
 def test_cycles_of_a_tally():
-    cost = Cost("usual", 100, 10, 1, lone=7, query=1000)
+    cost = Cost("default", 100, 10, 1, lone=7, query=1000)
     assert cost.cycles(Tally(1, 200, 3)) == 100 + 2000 + 3
     assert cost.cycles(Tally(1, 2, 2, lone=1, queries=4)) == 100 + 20 + 2 + 7 + 4000
 
@@ -221,13 +221,13 @@ def test_explain_names_both():
 
 SMALL = replace(
     FORWARD, text="small", tile=TileShape(32, 32), form="small",
-    costs=(Cost("usual", 10, 1, 0), Cost("stream", 1, 2, 0)),
+    costs=(Cost("default", 10, 1, 0), Cost("persistent", 1, 2, 0)),
     modes=tuple(
         (name, replace(mode, launches=tuple(replace(x, resident=3) for x in mode.launches)))
         for name, mode in FORWARD.modes
     ),
 )  # fmt: skip
-LARGE = replace(FORWARD, costs=(Cost("usual", 50, 3, 0), Cost("stream", 5, 4, 0)))
+LARGE = replace(FORWARD, costs=(Cost("default", 50, 3, 0), Cost("persistent", 5, 4, 0)))
 UNITS = (LARGE, SMALL, BACKWARD)
 
 
@@ -239,15 +239,15 @@ def machine(monkeypatch) -> Machine:
 def test_calls_take_the_cheaper_source(machine):
     mask = compiled("gaps", units=UNITS)
     mask(*given(n=128))  # one tile of 64, three of 32: 5 + 4 against 2 + 6
-    assert machine.built == [("small", "stream", [])]
+    assert machine.built == [("small", "persistent", [])]
     assert machine.driver.block.tile_rows == 4
     machine.built.clear()
     mask(*given(n=1200))  # many tiles: two of 32 for one of 64 and more
-    assert machine.built == [("forward", "stream", [])]
+    assert machine.built == [("forward", "persistent", [])]
     assert machine.driver.block.tile_rows == 19
     machine.built.clear()
     compiled("gaps", units=(LARGE, BACKWARD))(*given(n=128))
-    assert machine.built == [("forward", "stream", [])]
+    assert machine.built == [("forward", "persistent", [])]
 
 
 def test_the_choice_ignores_heads_and_batch(machine):
@@ -265,17 +265,17 @@ def test_streams_have_as_many_blocks_as_run_at_once(machine):
     mask = compiled("gaps", units=UNITS)
     mask(*given(n=128, batch=50))
     assert machine.launched() == [("attention_forward", 3 * 132, 384)]
-    assert SMALL.mode("stream").launches[0].grid is Grid.stream
+    assert SMALL.mode("persistent").launches[0].grid is Grid.stream
 
 
 def test_warmup_builds_both_sources(machine):
     mask = compiled(units=UNITS)
     mask.warmup()
     assert {(text, mode) for text, mode, _ in machine.built} == {
-        (text, mode) for text in ("forward", "small") for mode in ("usual", "stream")
-    } | {("backward", "usual"), ("backward", "deterministic")}
-    assert ("sm_90a_small", "stream", frozenset()) in mask.all_reports
-    assert mask.reports == {frozenset(): "forward usual"}
+        (text, mode) for text in ("forward", "small") for mode in ("default", "persistent")
+    } | {("backward", "default"), ("backward", "deterministic")}
+    assert ("sm_90a_small", "persistent", frozenset()) in mask.all_reports
+    assert mask.reports == {frozenset(): "forward default"}
     machine.built.clear()
     mask(*given(n=600))
     assert not machine.built
@@ -308,7 +308,7 @@ def call_of(n: int) -> tuple[Bound, Place]:
 
 
 @pytest.mark.parametrize(
-    ("mask", "n", "usual", "deterministic"),
+    ("mask", "n", "default", "deterministic"),
     [
         (mc.window(10) | mc.global_tokens(4), 262144, "", ""),
         (mc.window(10) | mc.global_tokens(4), 8192, "", ""),
@@ -320,12 +320,12 @@ def call_of(n: int) -> tuple[Bound, Place]:
     ],
     ids=["long rows", "rows", "long columns", "dense", "window", "wide window", "nearly as fast"],
 )
-def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usual, deterministic):
+def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, default, deterministic):
     monkeypatch.setattr("maskc.runtime.launch.built.multiprocessors", lambda device: 132)
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
     selector = attn._planner.whole.selector
     first = selector.bundle.unit("sm_90a", Direction.backward)
-    for wanted, form in ((False, usual), (True, deterministic)):
+    for wanted, form in ((False, default), (True, deterministic)):
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
         found = selector.choose(first, asked, *call_of(n))
         assert found.unit.form == form
@@ -342,7 +342,7 @@ def test_the_source_for_documents_does_not_depend_on_earlier_calls():
             each: selector.choose(first, wanted, on_device, place) for each, wanted in asked.items()
         })  # fmt: skip
     assert found[0] == found[1]
-    assert [found[0][each].mode for each in (False, True)] == ["usual", "deterministic"]
+    assert [found[0][each].mode for each in (False, True)] == ["default", "deterministic"]
 
 
 @pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
@@ -353,4 +353,4 @@ def test_gradients_of_heads_are_not_made_apart(feature):
     for features, apart in ((frozenset(), True), (frozenset({feature}), False)):
         asked = Pass(Direction.backward, features, False, ("cuda", 0))
         found = selector.choose(first, asked, *call)
-        assert (found.mode == "apart") == apart
+        assert (found.mode == "separate_dq") == apart

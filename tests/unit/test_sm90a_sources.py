@@ -210,7 +210,7 @@ def overlap_faults(job: Job, binary: Binary, entry: str) -> list[str]:
         return [f"{places} places where p v is waited for, not one"]
     found, tile = [], job.unit.tile
     wanted = {"FMNMX": 2 * (tile.k // 4 - 1)}
-    if job.mode == "usual" and tile.q != 192:
+    if job.mode == "default" and tile.q != 192:
         wanted[r"MUFU\.EX2"] = tile.k // 4
     for opcode, least in wanted.items():
         if (seen := binary.count(opcode, entry, "under products")) < least:
@@ -248,7 +248,7 @@ def test_the_gate_can_fail(fault):
     if fault in ("under p v", "local memory", "ordinary registers") and sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
     with pytest.raises(AssertionError, match=fault):
-        gate([Job(broken, NONE, "usual")])
+        gate([Job(broken, NONE, "default")])
 
 
 MIXED = {
@@ -273,7 +273,7 @@ def test_small_tiles(head_dim):
 @pytest.mark.parametrize("head_dim", SMALL_EACH)
 def test_features_of_small_tiles(head_dim):
     wanted = jobs([unit("causal", FORWARD, head_dim, form=SMALL)], *SINGLE, ALL)
-    gate([job for job in wanted if job.features == ALL or job.mode == "usual"])
+    gate([job for job in wanted if job.features == ALL or job.mode == "default"])
 
 
 @pytest.mark.matrix
@@ -296,7 +296,7 @@ def together(direction: Direction, head_dim: int) -> list[Features]:
 def test_features(direction, head_dim):
     sets = together(direction, head_dim)
     wanted = jobs([unit("causal", direction, head_dim)], *SINGLE, *sets)
-    gate([job for job in wanted if job.features in sets or job.mode == "usual"])
+    gate([job for job in wanted if job.features in sets or job.mode == "default"])
 
 
 @pytest.mark.parametrize("direction", PASSES)
@@ -334,7 +334,7 @@ def test_maps_and_modes(direction):
     for head_dim in SM_90A.head_dims:
         source = unit("causal", direction, head_dim)
         modes = dict(source.modes)
-        assert "usual" in modes
+        assert "default" in modes
         assert ("deterministic" in modes) == (direction is BACKWARD)
         assert all(each.rows <= 256 for each in source.maps)
         for mode in modes.values():

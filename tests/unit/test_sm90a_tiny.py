@@ -104,7 +104,7 @@ def test_what_a_source_is():
     for dim in HEAD_DIMS:
         forward, back = tiny_units(BLOCKS, dim).values()
         assert (forward.tile, back.tile) == (TILE, TILE)
-        assert [name for name, _ in forward.modes] == ["usual"]
+        assert [name for name, _ in forward.modes] == ["default"]
         assert [name for name, _ in back.modes] == [EXCLUSIVE_DQ]
         assert back.only_once
         assert not forward.only_once
@@ -145,7 +145,7 @@ def programs(source: Source, facts: Facts) -> list:
     return list(programs_of(source, wanted, facts, Sizes(64, 4, 4, 256, 256)))
 
 
-DEFAULT, STORED = Cost("usual", 100, 10, 1), Cost(EXCLUSIVE_DQ, 60, 10, 1)
+DEFAULT, STORED = Cost("default", 100, 10, 1), Cost(EXCLUSIVE_DQ, 60, 10, 1)
 
 
 def test_costs_of_passes_that_store_dq():
@@ -156,7 +156,7 @@ def test_costs_of_passes_that_store_dq():
     both, only = Source(DEFAULT, STORED), Source(STORED)
     taken = [least(programs(both, x)) for x in (several, single, alone)]
     assert [each.cycles for each in taken] == [480, 320, 560]
-    assert [each.mode for each in taken] == ["usual", EXCLUSIVE_DQ, EXCLUSIVE_DQ]
+    assert [each.mode for each in taken] == ["default", EXCLUSIVE_DQ, EXCLUSIVE_DQ]
     assert [bool(programs(only, x)[0].obstacle) for x in (several, single, alone)] == [
         True, True, False,
     ]  # fmt: skip
@@ -260,7 +260,7 @@ def test_which_calls_take_the_backward():
     for other in ({"features": frozenset({Feature.sinks})}, {"joins": True}):
         taken = form(4096, 4096, **other)
         assert taken[0] != "tiny"
-        assert taken[1] == "usual"
+        assert taken[1] == "default"
     assert form(4096, 4100)[0] != "tiny", "blocks lie across tiles"
 
 
@@ -279,10 +279,10 @@ def test_launches(machine, dim):
         for x in given(n=1000, batch=3, heads=(4, 2))
     )
     mask(q, k, v)
-    assert mask.last_sources == ("sm_90a_tiny usual",)
+    assert mask.last_sources == ("sm_90a_tiny default",)
     assert machine.launched() == [("attention_forward", -(-63 * 4 * 3 // 4), 128)]
     backward(mask, q, k, v)
-    assert mask.last_sources == ("sm_90a_tiny_backward once",)
+    assert mask.last_sources == ("sm_90a_tiny_backward exclusive_dq",)
     warps = 63 * 4 * 3 * dim // 64
     assert machine.launched() == [("attention_backward", -(-warps // 4), 128)]
     assert not machine.driver.encoded
@@ -294,7 +294,7 @@ def test_more_keys_than_queries_have_warps(machine):
     )
     q, k, v = given(n=20, n_kv=500, heads=(4, 4))
     backward(mask, q, k, v)
-    assert mask.last_sources == ("sm_90a_tiny_backward once",)
+    assert mask.last_sources == ("sm_90a_tiny_backward exclusive_dq",)
     assert machine.launched() == [("attention_backward", 32 * 4 * 2 // 4, 128)]
 
 
@@ -304,7 +304,7 @@ def test_warmup_builds_what_serves(machine):
     mask.warmup()
     texts = {unit.source: unit.key for unit in bundle.units}
     built = {(texts[text], mode) for text, mode, _ in machine.built}
-    assert {("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", EXCLUSIVE_DQ)} <= built
+    assert {("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", EXCLUSIVE_DQ)} <= built
     machine.built.clear()
     mask.warmup(["sinks"])
     built = {texts[text] for text, _, _ in machine.built}

@@ -18,7 +18,7 @@ from tests.support.hopper import check, compiled, given, modes  # noqa: E402
 from tests.support.residues import run_in_classes  # noqa: E402
 from tests.support.thorough import alternating, more  # noqa: E402
 
-FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
+FORWARD, BACKWARD = ("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", "exclusive_dq")
 MASKS = cases.masks(cases.TINY, cases.EMULATOR)
 EMPTY, GAPS, SHORT = (MASKS[name] for name in ("empty rows", "gaps", "both sides"))
 HEADS = mc.per_head([mc.block_diagonal(16), GAPS, mc.window(3), EMPTY])
@@ -97,7 +97,7 @@ def test_gradients_of_heads_take_another_source(names):
     mask = mc.block_diagonal(16)
     attn = compiled(mask, 64)
     check(attn, given(40, 40, 64), live_pairs(mask, 40, 40), **vectors(names, 2))
-    assert modes(attn) >= {("sm_90a_small_backward", "usual")}
+    assert modes(attn) >= {("sm_90a_small_backward", "default")}
     assert BACKWARD not in modes(attn)
 
 

@@ -35,7 +35,7 @@ def test_every_program_of_both_passes_is_timed():
     attn, (q, k, v) = compiled(), tensors()
     forward, backward = mc.tune(attn, q, k, v, backward=True)
     for each in (forward, backward):
-        assert set(each.milliseconds) == {"cpu usual", PARTS}
+        assert set(each.milliseconds) == {"cpu default", PARTS}
         assert each.fastest == min(each.milliseconds, key=each.milliseconds.get)
         assert each.chosen in each.milliseconds
         assert f"{each.fastest:<36}" in str(each)
@@ -43,7 +43,7 @@ def test_every_program_of_both_passes_is_timed():
     np.testing.assert_allclose(attn(q, k, v), want[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cpu usual", PARTS])
+@pytest.mark.parametrize("name", ["cpu default", PARTS])
 def test_calls_take_what_was_measured(name):
     attn, (q, k, v) = compiled(), tensors()
     attn.tuned[tuning_key(Direction.forward, False, 64, 64)] = name
@@ -77,14 +77,14 @@ def test_a_measured_program_that_cannot_run_is_not_taken():
         key = tuning_key(direction, False, 4096, 4096)
         source = selector.source(direction)
         model = selector.choose(source, wanted, *call)
-        for name in ("sm_90a_other usual", "sm_90a_backward once", "sm_90a packed", ""):
+        for name in ("sm_90a_other default", "sm_90a_backward exclusive_dq", "sm_90a pack_gqa", ""):
             selector.tuned[key] = name
             assert selector.choose(source, wanted, *call) == model
     key = tuning_key(Direction.forward, False, 4096, 4096)
-    selector.tuned[key] = "sm_90a_small usual"
+    selector.tuned[key] = "sm_90a_small default"
     wanted = Pass(Direction.forward, frozenset(), False, ("cuda", 0))
     taken = selector.choose(selector.source(Direction.forward), wanted, *call)
-    assert (taken.unit.form, taken.mode) == ("small", "usual")
+    assert (taken.unit.form, taken.mode) == ("small", "default")
 
 
 def test_deterministic_passes_are_measured_apart():

@@ -41,7 +41,7 @@ class Indexing:
 
 INDEXINGS = (
     Indexing("indexed_64", 64),
-    Indexing("usual", 128),
+    Indexing("default", 128),
     Indexing("indexed_256", 256),
     Indexing("indexed_e4m3_128", 128, in_e4m3=True),
     Indexing("indexed_e4m3_256", 256, in_e4m3=True),

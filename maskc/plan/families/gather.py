@@ -82,7 +82,7 @@ def sm80_schedule(problem: Problem) -> Sm80Schedule:
         min_blocks=blocks,
         shared_bytes=shared,
         park_rows=park,
-        modes=(("usual", Mode((launch,))),),
+        modes=(("default", Mode((launch,))),),
     )
 
 
@@ -164,7 +164,7 @@ def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
             Product("multiply_qk", tile.k),
             Product("multiply_pv", dim, from_registers=True, b_along_tokens=1),
         ),
-        modes=(("usual", Mode((launch,))),),
+        modes=(("default", Mode((launch,))),),
     )
 
 
@@ -219,7 +219,7 @@ def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], .
         if reads_tables(problem) else []
     )  # fmt: skip
     return (
-        ("usual", Mode((clear, main, keys, *tables))),
+        ("default", Mode((clear, main, keys, *tables))),
         ("deterministic", Mode((clear, seen, largest, main, keys, *tables), "DETERMINISTIC")),
     )
 
@@ -229,7 +229,7 @@ def list_modes(score: Score, scoring: Scoring) -> tuple[tuple[str, Mode], ...]:
     first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
-        return (("usual", Mode((choose,))),)
+        return (("default", Mode((choose,))),)
     modes = []
     for way, slots in scoring.slots:
         rows = way.slabs * scoring.keys + slots * SCORE_COLUMNS

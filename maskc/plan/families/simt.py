@@ -82,7 +82,7 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
         f"{_reason(problem)}; dq by tile rows, dk and dv by tile columns{shared}",
         warps=THREADS // 32,
         min_blocks=2 if owned <= 2 else 1,
-        modes=(("usual", Mode(launches)),),
+        modes=(("default", Mode(launches)),),
         row_floats=ROW_FLOATS,
         depth=min(16, _depth(problem)),
         owned=owned,

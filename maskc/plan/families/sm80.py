@@ -202,7 +202,7 @@ def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
     whole = Launch("attention_forward", Grid.rows, threads, shared)
     merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
     packed = (replace(whole, grid=Grid.parts), merge)
-    return (("usual", Mode((whole,))), (PACK_GQA, Mode(packed, "PACK_GQA")))
+    return (("default", Mode((whole,))), (PACK_GQA, Mode(packed, "PACK_GQA")))
 
 
 _CHOOSE = {

@@ -123,8 +123,8 @@ def _modes(
     finish = Launch("attention_backward_finish", Grid.queries, PLAIN_THREADS, per_block=tile.q)
     in_order = (prepare, mean, few, rows, main, finish)
     if by_rows:
-        return (("usual", Mode(in_order)),)
+        return (("default", Mode(in_order)),)
     return (
-        ("usual", Mode((prepare, mean, few, main, finish))),
+        ("default", Mode((prepare, mean, few, main, finish))),
         ("deterministic", Mode(in_order, "DETERMINISTIC")),
     )

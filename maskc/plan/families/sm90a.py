@@ -266,9 +266,11 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             feature=Feature.entmax,
         )  # fmt: skip
         usual = Mode((*usual.launches, entmax))
-    modes = [("usual", usual)]
+    modes = [("default", usual)]
     if room[2] <= most:
-        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT")))
+        modes.append(
+            ("persistent", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT"))
+        )
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
         modes.append((PACK_GQA, Mode(usual.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
@@ -367,7 +369,7 @@ def choose_schedule(problem: Problem) -> ForwardSchedule:
             Product("multiply_qk", form.keys),
             Product("multiply_kept_qk", form.keys, from_registers=True),
         ),
-        modes=(("usual", Mode((launch,))),),
+        modes=(("default", Mode((launch,))),),
         maps=(TensorMap("q", tile.q), TensorMap("k", form.keys)),
         work=WorkList(L2_BYTES // (2 * dim)),
     )

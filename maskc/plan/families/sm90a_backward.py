@@ -354,8 +354,8 @@ def _products(
     )
 
 
-_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
-_QUARTERS = {"usual": 5, "deterministic": 4, EXCLUSIVE_DQ: 0}
+_MACROS = {"default": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
+_QUARTERS = {"default": 5, "deterministic": 4, EXCLUSIVE_DQ: 0}
 """Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged: all four, and
 one of zeros in the default mode."""
 

@@ -58,7 +58,7 @@ def forward_schedule(problem: Problem) -> Schedule:
     )
     reason = f"tiles of {TILE.q} x {TILE.k}, a warp for a row of them, in registers"
     return Schedule(TILE, reason, warps=warps, min_blocks=blocks,
-                        modes=(("usual", Mode((launch,))),))  # fmt: skip
+                        modes=(("default", Mode((launch,))),))  # fmt: skip
 
 
 def backward_schedule(problem: Problem) -> Schedule:

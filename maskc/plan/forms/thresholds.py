@@ -125,7 +125,7 @@ def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> Ke
         family = family_of(plan.target)
         schedule = family.schedule(plan.padded, (), plan.direction, THRESHOLDS)
     else:  # comparing takes the registers that a stream needs
-        modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
+        modes = tuple((name, mode) for name, mode in schedule.modes if name == "default")
         schedule = replace(schedule, modes=modes)
     return replace(plan, masks=tuple(masks), distances=False, thresholds=True,
                    use_ranges=use_ranges, schedule=schedule)  # fmt: skip

@@ -181,7 +181,7 @@ class DataLists:
         prepared = kernel.prepare(plan)
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
-        lists = built.kernels.on_device(source, "usual", frozenset(), index)
+        lists = built.kernels.on_device(source, "default", frozenset(), index)
         make, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(

@@ -193,7 +193,7 @@ class Gatherer:
         kernel = self._kernels.on_device(unit, mode, wanted.features, device)
         way = ranking.indexing
         lists = self._kernels.on_device(
-            self._unit, way.mode if way else "usual", frozenset(), device
+            self._unit, way.mode if way else "default", frozenset(), device
         )
         (selection,) = bundle.selections
         recipe = self._recipe

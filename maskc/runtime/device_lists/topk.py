@@ -115,7 +115,7 @@ class TopKLists:
         kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         prepared, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)
-        lists = kernels.on_device(self._unit, "usual", frozenset(), index)
+        lists = kernels.on_device(self._unit, "default", frozenset(), index)
         names = [selection.name for selection in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))
         *choices, make = choosing.steps(lists.steps(choosing.blocks))

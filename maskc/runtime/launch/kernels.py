@@ -60,7 +60,7 @@ class Kernels:
         """Return the function that ranks keys on the host: the C kernel of this source, or
         NumPy."""
         if unit.target == "cpu":
-            kernel = self.get(unit, "usual", features, 0)
+            kernel = self.get(unit, "default", features, 0)
             if isinstance(kernel, CpuKernel):
                 return kernel.best
         return best
@@ -117,7 +117,7 @@ class Kernels:
 
         def unusual(item: tuple[Key, BuildReport]) -> tuple[bool, bool]:
             source, mode, _, _ = item[0]
-            return source != self._target.name, mode != "usual"
+            return source != self._target.name, mode != "default"
 
         reports: dict[Features, BuildReport] = {}
         for key, report in sorted(self._reports.items(), key=unusual):

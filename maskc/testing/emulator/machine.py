@@ -174,7 +174,7 @@ class Driver:
 
 
 def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = (), arch: str = "",
-          mode: str = "usual") -> Any:  # fmt: skip
+          mode: str = "default") -> Any:  # fmt: skip
     """Stands in for maskc.build.build: nothing is compiled before it is loaded."""
     macro = unit.mode(mode).macro if unit.modes else ""
     names = tuple(feature.macro for feature in Feature if feature in features)

@@ -4,10 +4,14 @@
 // dk and dv for a warpgroup's keys and columns.
 typedef float Gradient[PIECES * 4];
 typedef float ValueGradient[PIECES_OF_DV * 4];
-// What a product gives of a warpgroup's share of dq. HALF_SHARE: this, then QueryHalf.
-constexpr int PRODUCT_PIECES = HALF_SHARE ? 8 * whole(SLABS) : DQ_PIECES;
+// What a product gives of a warpgroup's share of dq.
+#if HALF_SHARE
+constexpr int PRODUCT_PIECES = 8 * whole(SLABS);
+typedef float QueryHalf[16];  // the rest of the share
+#else
+constexpr int PRODUCT_PIECES = DQ_PIECES;
+#endif
 typedef float QueryGradient[PRODUCT_PIECES * 4];
-typedef float QueryHalf[16];
 
 // Operand descriptors of a warpgroup for stage 0. In shared memory, v follows k; dout is STAGES
 // tiles after q; p, if exchanged, is STAGES tiles after ds.
