@@ -169,9 +169,9 @@ def test_other_lines_stay(timed):
 
 def test_a_new_target_gets_sections(timed):
     found = fits(timed, PROCESSORS)
-    text = with_fits("# mine\n\n[other.large]\n64.usual = 1\n", "sm_90a", found,
+    text = with_fits("# mine\n\n[other.large]\n64.default = 1\n", "sm_90a", found,
                      Card("A", 2, GHZ, 3.0))  # fmt: skip
-    assert text.startswith("# mine\n\n[other.large]\n64.usual = 1\n\n[sm_90a.card]\n")
+    assert text.startswith("# mine\n\n[other.large]\n64.default = 1\n\n[sm_90a.card]\n")
     made = tomllib.loads(text)
     assert made["other"] == {"large": {"64": {"default": 1}}}
     assert set(made["sm_90a"]) == {
