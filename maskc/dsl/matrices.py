@@ -16,6 +16,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.captured import Lengths
 from maskc.core.errors import BadMatrix, HeadsUnknown, MaskcError, SequencesUnknown
+from maskc.core.jax_arrays import is_jax_array, jax_values
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.bit_tiles import TILE, tiles_of
@@ -69,7 +70,7 @@ def from_bool(matrix: object) -> Mask:
     broadcasts, as in scaled_dot_product_attention.
 
     Args:
-        matrix: booleans, NumPy or torch on any device: [n_q, n_kv], [heads, n_q, n_kv] or
+        matrix: booleans, NumPy, JAX or torch on any device: [n_q, n_kv], [heads, n_q, n_kv] or
             [sequences, heads, n_q, n_kv].
 
     Returns:
@@ -77,6 +78,7 @@ def from_bool(matrix: object) -> Mask:
 
     Raises:
         BadMatrix: it has another rank or element type (MC127).
+        NotTraced: JAX traces it (MC481).
 
     Warns:
         DenseWarning: so many blocks have pairs that dense attention would be as fast.
@@ -109,7 +111,7 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
     """Booleans [sequences or 1, heads or 1, n_q, n_kv].
 
     Raises:
-        BadMatrix.
+        BadMatrix, NotTraced.
     """
     hint = "True keeps a pair; compare first, as in matrix == 0 for a bias of 0 and -inf"
     if hasattr(matrix, "detach"):
@@ -118,6 +120,8 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
         matrix = matrix.get()
     elif isinstance(matrix, (list, tuple)):
         matrix = np.array(matrix)
+    elif is_jax_array(matrix):
+        matrix = jax_values("the matrix of from_bool", matrix, at)
     dtype, shape = getattr(matrix, "dtype", None), tuple(getattr(matrix, "shape", ()))
     if dtype is None or str(dtype) != "bool" or not isinstance(matrix, np.ndarray):
         finding = type(matrix).__name__ if dtype is None else f"{dtype} of shape {shape}"

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from maskc.core.errors import NotTraceable
+from maskc.core.jax_arrays import is_jax_array, jax_values
 from maskc.core.source import caller
 from maskc.dsl.followed import Followed
 from maskc.dsl.tables import IndexedRows, WatchedArray
@@ -62,7 +63,7 @@ class Rebinder:
         """Start with nothing replaced.
 
         Args:
-            watched: the class that NumPy's arrays, of any shape, become.
+            watched: the class that arrays of NumPy and JAX, of any shape, become.
             builtins_of: what stands in for builtins, by name.
         """
         self._done: dict[int, tuple[object, Any]] = {}  # originals stay alive: ids are unique
@@ -118,9 +119,14 @@ class Rebinder:
             return self._kept(value, value.view(self._watched) if value.ndim else value[()])
         if hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
             return self._kept(value, value.get().view(self._watched))
+        if is_jax_array(value):
+            values = jax_values("an array that the formula captures", value, caller())
+            return self._kept(value, values.view(self._watched) if values.ndim else values[()])
         if kind in (list, tuple, dict):
             return self._container(value)
         if isinstance(value, ModuleType):
+            if value.__name__ == "jax.numpy":  # its functions look into their arguments
+                return np
             is_users = users(value.__name__) and value.__name__ != "builtins"
             return self._kept(value, _Names(self, value)) if is_users else value
         if isinstance(value, type):

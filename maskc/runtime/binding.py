@@ -7,7 +7,7 @@ calls are cached by a mark: an exact copy of the data, which costs little more t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import DataMissing, DataRange, NoSuchHead, OneOfSeveral
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
+from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
+from maskc.dispatch.tables import make_slot
 from maskc.layout import (
     Chosen,
     atom_arrays,
@@ -78,6 +80,32 @@ class Binder:
             DataMissing, DataUnknown, DataType, DataRange.
         """
         return self._split(keywords)[0]
+
+    def check(
+        self, keywords: Mapping[str, object], sizes: Sizes, tables: Iterable[str] = ()
+    ) -> None:
+        """Check names, shapes and dtypes of a call's data, where values are not known yet.
+
+        Args:
+            keywords: arrays with any values.
+            sizes: of the call.
+            tables: names that a score formula reads.
+
+        Raises:
+            DataMissing, DataUnknown, DataShape, DataType.
+        """
+        mask = self._bundle
+        of_mask = {decl.name for decl in mask.data}.union(dict(mask.params), mask.unread)
+        of_score = set(tables) - of_mask
+        _, data = self._split({name: x for name, x in keywords.items() if name not in of_score})
+        if mask.selections:  # which read q and k, too
+            return
+        try:
+            arrays = bind_arrays(mask.data, data, sizes.n_q, sizes.n_kv)
+        except DataRange:  # which is about values
+            return
+        for name, values in arrays.items():
+            make_slot(name, values, mask.data, sizes)
 
     def _plain(self, keywords: Mapping[str, object]) -> Bound:
         params = self.parameters(keywords)

@@ -323,6 +323,18 @@ class CompiledMask:
         """
         return self._binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
 
+    def check_data(self, data: Mapping[str, Any], sizes: Sizes) -> None:
+        """Check names, shapes and dtypes of a call's data, where values are not known yet.
+
+        Args:
+            data: arrays of NumPy with any values, parameters and tables by name.
+            sizes: lengths and heads of the call.
+
+        Raises:
+            DataMissing, DataUnknown, DataShape, DataType.
+        """
+        self._binder.check(data, sizes, () if self.inputs is None else self.inputs.names)
+
     def settled(self) -> CompiledMask:
         """Return a copy that keeps the current content of captured arrays, even if they change.
 

@@ -30,6 +30,10 @@ DATA_MASKS = {
     "documents": (mc.causal() & mc.documents("doc"), {"doc": DOCUMENTS}),
     "flags": (mc.causal() & mc.flags("keep"), {"keep": FLAGS}),
     "intervals": (mc.intervals("span"), {"span": (LOW, np.arange(TOKENS) + 1)}),
+    "positions": (
+        mc.causal(at=mc.positions(q="of_q", k="of_k")) & mc.window(40),
+        {"of_q": np.arange(TOKENS) + 3, "of_k": np.arange(TOKENS) * 5 // 4},
+    ),
     "block table": (
         mc.block_table("table", 32),
         {"table": np.random.default_rng(0).random((HEADS, 5, 5)) < 0.6},

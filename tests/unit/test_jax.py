@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from functools import partial
 
@@ -20,12 +21,20 @@ with suppress(RuntimeError):  # somebody has asked for devices before
 import maskc as mc
 from maskc.core.errors import (
     BadOption,
+    BadShape,
+    DataMissing,
     DataRange,
+    DataShape,
+    DataType,
+    DataUnknown,
     DropoutSeed,
     DTypesDiffer,
+    HeadsDoNotDivide,
+    NoCompiler,
     NotAMask,
     NotASplashMask,
     NotExported,
+    NotRecorded,
     NotTraced,
     OnlyOneDerivative,
     WrongRank,
@@ -183,6 +192,94 @@ def test_a_score_with_a_captured_table_and_those_that_calls_give():
     check((found, *own), oracle.in_double(reference, q, k, v, dout, bias, gain), 3e-5)
 
 
+PARENTS = np.array([-1, *(i // 3 for i in range(59))])
+LISTS = np.random.default_rng(4).integers(-1, 60, (60, 7))
+
+
+@pytest.mark.parametrize(
+    ("mask", "data"),
+    [
+        (mc.tree("tree"), {"tree": mc.parents(PARENTS)}),
+        (mc.key_lists("lists"), {"lists": LISTS}),
+        (mc.documents("doc"), {"doc": mc.cu_seqlens(np.array([0, 13, 41, 60]))}),
+    ],
+    ids=["parents", "lists", "lengths"],
+)
+def test_data_of_numpy_inside_of_jit(mask, data):
+    q, k, v, _ = oracle.inputs(tokens=60)
+    result = jax.jit(lambda q: attention(q, k, v, mask, **data))(q)
+    out, *_ = expected(q, k, v, q, oracle.dense_of(mask, 60, **data))
+    check((result,), (out,), 2e-5)
+
+
+def test_traced_parents():
+    q, k, v, _ = oracle.inputs(tokens=60)
+    result = jax.jit(lambda x: attention(q, k, v, mc.tree("tree"), tree=mc.parents(x)))(PARENTS)
+    out, *_ = expected(q, k, v, q, oracle.dense_of(mc.tree("t"), 60, t=mc.parents(PARENTS)))
+    check((result,), (out,), 2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::maskc.dsl.matrices.DenseWarning")
+def test_formulas_capture_arrays_of_jax_and_call_its_functions():
+    ids = jnp.arange(60) // 13
+    mask = mc.from_mask_mod(
+        lambda b, h, q, k: jnp.logical_and(ids[q] == ids[k], jnp.where(q > k, True, q == k))
+    )
+    rows = np.arange(60)[:, None]
+    keep = (rows // 13 == rows.T // 13) & (rows >= rows.T)
+    np.testing.assert_array_equal(mask.dense(60), keep)
+    matrix = jnp.asarray(keep)
+    np.testing.assert_array_equal(mc.from_bool(matrix).dense(60), keep)
+
+    q, k, v, _ = oracle.inputs(tokens=60)
+    bias = jnp.linspace(-1, 1, 60)
+    score = mc.score(lambda s, q, k: 5 * jnp.tanh(s / 5) + bias[k])
+    result = jax.jit(lambda q: attention(q, k, v, mask, score=score))(q)
+
+    def change(s):
+        return 5 * jnp.tanh(s / 5) + np.asarray(bias)
+
+    out, *_ = expected(q, k, v, q, keep[None, None], change=change)
+    check((result,), (out,), 2e-5)
+
+
+def test_formulas_do_not_capture_what_is_traced():
+    made = (
+        lambda x: mc.from_bool(x[:, None] >= x),
+        lambda x: mc.where(lambda q, k: x[q] == x[k]),
+        lambda x: mc.score(lambda s, q, k: s + x[k]),
+    )
+    for make in made:
+        with pytest.raises(NotTraced, match="go by name"):
+            jax.jit(lambda x, make=make: make(x) and 0)(jnp.arange(60))
+
+
+@pytest.mark.filterwarnings("ignore::maskc.double.ReferenceWarning")
+def test_double_precision():
+    args = [np.asarray(x, np.float64) for x in oracle.inputs(tokens=40)]
+    out, _, exact = expected(*args, oracle.dense_of(MASK, 40))
+    with jax.enable_x64(True):
+        q, k, v, dout = map(jnp.asarray, args)
+        result, grads = gradients(jax.jit(partial(attention, mask=MASK)), q, k, v, dout)
+        assert result.dtype == grads[0].dtype == np.float64
+        check((result, *grads), (out, *exact), 1e-12)
+
+
+def test_without_a_compiler_the_host_is_called(monkeypatch):
+    from maskc.integrations.jax import native
+
+    def missing():
+        raise NoCompiler("cc")
+
+    q, k, v, dout = oracle.inputs(tokens=83)
+    monkeypatch.setattr(native, "runner", missing)
+    run = jax.jit(lambda q, k, v: attention(q, k, v, MASK))
+    assert "callback" in run.lower(q, k, v).as_text()
+    out, _, exact = expected(q, k, v, dout, oracle.dense_of(MASK, 83))
+    result, grads = gradients(run, q, k, v, dout)
+    check((result, *grads), (out, *exact), 2e-5)
+
+
 # ------------------------------------------------------------------ transformations
 
 
@@ -233,6 +330,13 @@ def test_vmap_of_a_score_that_reads_the_sequence_runs_one_after_another():
     np.testing.assert_allclose(found[1], run(2 * q, 2 * k, 2 * v), rtol=1e-5, atol=1e-6)
 
 
+def test_vmap_over_nothing():
+    q, k, v, _ = oracle.inputs(tokens=20)
+    several = jnp.zeros((0, *q.shape))
+    result, grads = jax.vjp(jax.vmap(lambda q: attention(q, k, v, MASK)), several)
+    assert result.shape == grads(result)[0].shape == several.shape
+
+
 @pytest.mark.parametrize("sizes", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
 def test_nothing_to_compute(sizes):
     batch, n_q, n_kv = sizes
@@ -264,6 +368,24 @@ def test_scan_and_checkpoint():
     found = jax.jit(jax.grad(layers, (0, 1, 2)))(q, k, v)
     wanted = jax.grad(unrolled, (0, 1, 2))(q, k, v)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
+
+
+@pytest.mark.parametrize("switch", ["disable_jit", "debug_nans"])
+def test_switches_for_debugging(switch):
+    q, k, v, _ = oracle.inputs(tokens=60)
+    mask = mc.causal() & mc.flags("keep")  # the first rows are empty: lse is -inf
+
+    def run(q):
+        return attention(q, k, v, mask, keep=jnp.arange(60) > 9, return_lse=True)[0].sum()
+
+    exact = jax.value_and_grad(run)(q)
+    with getattr(jax, switch)(True):
+        jax.tree.map(np.testing.assert_array_equal, jax.value_and_grad(run)(q), exact)
+        if switch == "debug_nans":
+            with pytest.raises(FloatingPointError):
+                run(q.at[0, 20, 0, 0].set(np.nan))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+        run(q)
 
 
 def test_donated_buffers():
@@ -347,6 +469,25 @@ def test_nothing_of_python_runs_in_a_call_without_data():
     assert "callback" not in text
 
 
+def test_a_mask_is_a_static_argument():
+    q, k, v, _ = oracle.inputs(tokens=60)
+    drawn = np.random.default_rng(0).random((60, 60)) < 0.5
+    run = jax.jit(attention, static_argnames="mask")
+    masks = [
+        lambda: MASK,
+        lambda: mc.from_bool(drawn),
+        lambda: mc.per_head([mc.causal(), mc.window(3), mc.full(), mc.global_tokens([1])]),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small masks are dense
+        for number, make in enumerate(masks, 1):
+            for _ in range(2):  # equal masks, made twice, are one
+                result = run(q, k, v, mask=make())
+            assert run._cache_size() == number
+            out, *_ = expected(q, k, v, q, oracle.dense_of(make(), 60))
+            check((result,), (out,), 2e-5)
+
+
 def test_equal_calls_share_a_program():
     from maskc.integrations.jax import native
 
@@ -386,6 +527,10 @@ def test_dropout_takes_keys_and_has_gradients():
         (dout * (run(v + step, key) - out)).sum(), (back(dout)[0] * step).sum(), rtol=1e-3
     )
     assert not np.array_equal(out, run(v, jax.random.key(4)))
+    np.testing.assert_array_equal(out, run(v, jax.random.PRNGKey(3)))
+    rbg = jax.random.key_data(jax.random.key(3, impl="rbg"))
+    with jax.default_prng_impl("rbg"):
+        assert not np.array_equal(out, run(v, rbg))
 
 
 # ------------------------------------------------------------------ mistakes
@@ -425,6 +570,131 @@ def test_mistakes_are_named():
         attention(q, k, v, mc.documents("doc"))
     with pytest.raises(DataRange, match="32 bits"):
         attention(q, k, v, mc.documents("doc"), doc=np.arange(20) << 40)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"is_causal": True}, DataUnknown, 'align="start"'),
+        ({"cu_seqlens_q": np.array([0, 20])}, DataUnknown, r"mc\.cu_seqlens\(ends\)"),
+        ({"implementation": "cudnn"}, NotTraced, "determine the kernel"),
+        ({"normalizer": "entmax"}, NotTraced, "softmax only"),
+        ({"dropout_rng": jax.random.key(0)}, NotTraced, "dropout_seed="),
+        ({"softcapp": 3.0}, DataUnknown, "did you mean 'softcap'"),
+        ({"mask": None}, NotAMask, r"mc\.full"),
+        ({"layout": "bshd"}, BadOption, r"integrations\.jax\.attention"),
+        ({"scale": "wide"}, BadOption, "a number"),
+        ({"k": jnp.ones((2, 20, 2, 32))}, BadShape, r"\(2, 20, 2, 64\) .*\n.*\[B, N, Hq, D\]"),
+        ({"v": jnp.ones((2, 9, 2, 64))}, BadShape, r"v has shape \(2, 9, 2, 64\)"),
+        ({"q": jnp.ones((2, 20, 3, 64))}, HeadsDoNotDivide, "[B, N, Hq, D]"),
+        ({"layout": "bhnd"}, HeadsDoNotDivide, r"\[B, Hq, N, D\]"),
+        ({"dropout_p": 0.1, "dropout_seed": 1 << 70}, DropoutSeed, "1180591620717411303424"),
+        ({"dropout_p": 0.1, "dropout_seed": jax.random.split(jax.random.key(0))}, DropoutSeed,
+         r"\[2\]"),
+        ({"doc": np.zeros(20, int)}, DataUnknown, "'doc'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_words_of_jax(change, error, match):
+    q, k, v, _ = oracle.inputs(tokens=20, kv_heads=2)
+    args = {"q": q, "k": k, "v": v, "mask": MASK, **change}
+    if change.get("layout") == "bhnd":
+        args |= {"k": k[:, :19], "v": v[:, :19]}
+    for run in (lambda: attention(**args), lambda: jax.jit(lambda: attention(**args))()):
+        with pytest.raises(error, match=match) as raised:
+            run()
+        assert "torch tensors" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ({}, DataMissing),
+        ({"docs": jnp.zeros(20, int)}, DataUnknown),
+        ({"doc": jnp.zeros(21, int)}, DataShape),
+        ({"doc": jnp.zeros((3, 20), int)}, DataShape),
+        ({"doc": jnp.zeros(20)}, DataType),
+        ({"doc": jnp.zeros(20, int), "other": jnp.zeros(20, int)}, DataUnknown),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_runs(data, error):
+    q, k, v, _ = oracle.inputs(tokens=20)
+    run = partial(attention, mask=mc.documents("doc"))
+    with pytest.raises(error):
+        run(q, k, v, **data)
+    with pytest.raises(error):
+        jax.jit(run).lower(q, k, v, **data)
+
+
+def test_values_that_do_not_fit():
+    q, k, v, _ = oracle.inputs(tokens=20)
+
+    def run(ends):
+        return attention(q, k, v, mc.documents("doc"), doc=mc.cu_seqlens(ends))
+
+    with pytest.raises(DataRange, match="end at 21"):
+        run(jnp.array([0, 21]))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"MC305.*end at 21"):
+        jax.block_until_ready(jax.jit(run)(jnp.array([0, 21])))
+
+
+def test_what_must_be_known_is_not_traced():
+    q, k, v, _ = oracle.inputs(tokens=20)
+    for name in ("deterministic", "return_lse"):
+        with pytest.raises(NotTraced, match=name):
+            jax.jit(lambda x, name=name: attention(q, k, v, MASK, **{name: x}))(True)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Paper that stands for a Hopper."""
+    from maskc.core.tensors import PAPER
+    from maskc.runtime.launch import cuda
+    from maskc.runtime.launch.recording import PaperDriver
+    from maskc.testing.emulator import machine
+
+    driver = machine.install(monkeypatch)
+    paper = PaperDriver(driver)
+    monkeypatch.setattr(cuda, "_driver", lambda device: paper if device >= PAPER else driver)
+    yield
+    machine.installed.clear()
+
+
+@pytest.mark.parametrize(
+    ("mask", "data", "error", "match"),
+    [
+        (mc.causal() & mc.window(mc.param("w", 8)), {"w": 3}, None, ""),
+        (mc.causal() & mc.window(mc.param("w", 8)), {"w": jnp.int32(3)}, NotTraced, "on GPUs"),
+        (mc.documents("doc"), {"doc": jnp.zeros(60, int)}, None, ""),
+        (mc.documents("doc"), {"doc": jnp.zeros(61, int)}, DataShape, "doc"),
+        (mc.documents("doc"), {"doc": jnp.zeros(60)}, DataType, "float32"),
+        (mc.tree("tree"), {"tree": mc.parents(jnp.asarray(PARENTS))}, NotRecorded, "tree"),
+        (mc.key_lists("lists"), {"lists": jnp.asarray(LISTS)}, NotRecorded, "lists"),
+    ],
+)
+def test_programs_of_a_card(card, monkeypatch, mask, data, error, match):
+    from maskc.integrations.jax import jax_attention, lowered
+
+    seen = []
+
+    class Noted:
+        """The operation, which notes what it is given."""
+
+        @staticmethod
+        def bind(*arrays, call):
+            seen.append((arrays, call))
+            return lowered.FORWARD.bind(*arrays, call=call)
+
+    monkeypatch.setattr(jax_attention, "FORWARD", Noted)
+    q, k, v, _ = oracle.inputs("bfloat16", tokens=60)
+    jax.eval_shape(lambda q: attention(q, k, v, mask, **data), q)
+    ((arrays, call),) = seen
+    if error is None:
+        recorded, results = lowered._recorded("forward", call, "cuda", arrays)
+        assert recorded.steps
+        assert len(results) == 2
+        return
+    with pytest.raises(error, match=match):
+        lowered._recorded("forward", call, "cuda", arrays)
 
 
 # ------------------------------------------------------------------ doors
@@ -507,6 +777,27 @@ def test_layers_of_flax(library):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(BadOption, match="mask"):
         refused()
+
+
+def test_options_that_a_layer_decides():
+    for name, value in (
+        ("layout", "bhnd"), ("return_lse", True), ("dropout_p", 0.1), ("dropout_seed", 3),
+    ):  # fmt: skip
+        with pytest.raises(BadOption, match=name):
+            attention_fn(MASK, **{name: value})
+    with pytest.raises(NotAMask):
+        attention_fn(np.ones((3, 3), bool))
+
+
+def test_dropout_of_a_layer_takes_old_keys():
+    linen = pytest.importorskip("flax.linen")
+    x = jnp.ones((2, 12, 32))
+    layer = linen.MultiHeadAttention(
+        num_heads=4, dropout_rate=0.5, deterministic=False, attention_fn=attention_fn(MASK)
+    )
+    weights = layer.init(jax.random.PRNGKey(0), x)
+    one, other = (layer.apply(weights, x, rngs={"dropout": jax.random.PRNGKey(n)}) for n in (1, 2))
+    assert not np.array_equal(one, other)
 
 
 def test_a_small_transformer_trains_as_with_the_dense_mask():

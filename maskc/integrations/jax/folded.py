@@ -43,7 +43,12 @@ def batched(
         whole = jnp.broadcast_to(x, (size, *x.shape)) if axis is None else x
         given.append(whole.reshape(size * whole.shape[1], *whole.shape[2:]))
     results = operation.bind(*given, call=call)
-    return [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in results], [0] * len(results)
+    sequences = next(
+        x.shape[0] if axis is None else x.shape[1]
+        for name, x, axis in zip(names, in_front, axes, strict=True)
+        if name == "q"
+    )
+    return [x.reshape(size, sequences, *x.shape[1:]) for x in results], [0] * len(results)
 
 
 def _one_after_another(

@@ -11,27 +11,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maskc import conventions
 from maskc.core.dropout import PARTS, check_rate
 from maskc.core.errors import (
-    BadOption,
+    BadShape,
     DropoutSeed,
     DTypesDiffer,
+    HeadsDoNotDivide,
+    MaskcError,
+    NotAMask,
     NotTraced,
     ScoreOption,
     WrongRank,
 )
+from maskc.core.source import caller
 from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
+from maskc.integrations.jax.jax_keywords import bad_option
 from maskc.integrations.jax.lowered import BACKWARD, FORWARD
 from maskc.integrations.jax.traced_call import (
     LAYOUTS,
     TracedCall,
     TracedScore,
+    shape_first,
     taken_apart,
 )
 
-_SINGLE = ("float32", "bfloat16", "float16")
+_OLD_KEYS = ((2,), (4,))
+"""Shapes of keys that jax.random.PRNGKey makes: threefry and rbg."""
 
 
 def attention(
@@ -48,7 +55,8 @@ def attention(
     arrays are traced. GSPMD does not cut a custom call: use shard_map where arrays are sharded.
 
     Args:
-        q: queries [B, N, Hq, D], or [B, Hq, N, D] with layout="bhnd"; fp32, bf16 or fp16.
+        q: queries [B, N, Hq, D], or [B, Hq, N, D] with layout="bhnd"; fp32, bf16 or fp16, on CPUs
+            also fp64, which is slow.
         k: keys [B, Nkv, Hkv, D]; Hq is a multiple of Hkv.
         v: values [B, Nkv, Hkv, Dv].
         mask: any mask.
@@ -59,10 +67,11 @@ def attention(
         alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
         sink_logits: [Hq]; one more logit per head in the denominator.
         deterministic: gradients have the same bits on every run.
-        score: what softmax sees in place of scale * q . k, see `mc.score`. Arrays of JAX are given
-            by name, for `mc.table`; arrays that a formula captures are NumPy's.
+        score: what softmax sees in place of scale * q . k, see `mc.score`. Arrays that are traced
+            or trained are given by name, for `mc.table`; a formula captures other ones.
         dropout_p: the share of weights that are dropped.
-        dropout_seed: decides which ones: a key of jax.random, an integer, or an array of one.
+        dropout_seed: decides which ones: a key of jax.random, new or old, an integer, or an array
+            of one.
         **data: the mask's and the score's data by name: arrays, traced or not, and plain numbers.
 
     Returns:
@@ -75,13 +84,15 @@ def attention(
         NotRecorded: on a GPU, a mask that the host must read data for (MC480).
         NoRunner: jaxlib has no headers (MC483).
         NotExported: jax.export meets the call (MC420).
-        MaskcError: as of `maskc.attention`; shapes are looked at when XLA's program is made.
+        MaskcError: as of `maskc.attention`; names and shapes of data are checked when XLA's
+            program is made. Inside jit on CPUs, values are checked when it runs, and JAX raises
+            jax.errors.JaxRuntimeError with the same text.
     """
-    if not isinstance(mask, Mask):
-        raise conventions.without_mask(mask, data)
+    check_mask(mask)
     if layout not in LAYOUTS:
-        raise BadOption("layout", " or ".join(map(repr, LAYOUTS)), repr(layout), at="layout")
+        raise bad_option("layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
     q, k, v = _arrays(q, k, v, layout)
+    return_lse = _truth("return_lse", return_lse)
     scored, tables = _score(score, softcap, alibi_slopes, data, _sizes(q, k, layout))
     spec, arrays = taken_apart({**data, **tables})
     rate = seed = None
@@ -90,7 +101,8 @@ def attention(
         rate, seed = round(dropout_p * PARTS), _seed(dropout_seed)
     call = TracedCall(
         mask, scored, layout, _number("scale", scale), _number("softcap", softcap),
-        bool(deterministic), rate, alibi_slopes is not None, sink_logits is not None, spec,
+        _truth("deterministic", deterministic), rate, alibi_slopes is not None,
+        sink_logits is not None, spec,
     )  # fmt: skip
     rest = [jnp.asarray(x, np.float32) for x in (alibi_slopes, sink_logits) if x is not None]
     arrays = [
@@ -103,24 +115,68 @@ def attention(
     return _both(call, *given)
 
 
+def check_mask(mask: Any) -> None:
+    """Check that a call got a mask.
+
+    Raises:
+        NotAMask.
+    """
+    if mask is None:
+        hint = 'mc.full() keeps every pair, mc.causal(align="start") is is_causal=True'
+        raise NotAMask("attention", "None", hint, at=caller() or "mask")
+    if not isinstance(mask, Mask):
+        raise not_a_mask("attention", mask, caller() or "mask")
+
+
 def _arrays(q: Any, k: Any, v: Any, layout: str) -> tuple[Any, Any, Any]:
     """q, k and v as arrays of JAX with as many sequences.
 
     Raises:
-        WrongRank, DTypesDiffer.
+        WrongRank, DTypesDiffer, BadShape, HeadsDoNotDivide.
     """
     q, k, v = map(jnp.asarray, (q, k, v))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
-            raise WrongRank(name, x.shape, at=name)
+            raise _of_layout(WrongRank(name, x.shape, at=name), layout)
         if x.dtype != q.dtype:
             raise DTypesDiffer(q.dtype.name, name, x.dtype.name, at=name)
     batch = q.shape[0]
+    _check_shapes(q, k, v, layout)
     k, v = (
         jnp.broadcast_to(x, (batch, *x.shape[1:])) if x.shape[0] == 1 != batch else x
         for x in (k, v)
     )
     return q, k, v
+
+
+def _check_shapes(q: Any, k: Any, v: Any, layout: str) -> None:
+    """Check that q, k and v fit each other, in the caller's order of dimensions.
+
+    Raises:
+        BadShape, HeadsDoNotDivide.
+    """
+    batch, heads_q, _, dim = shape_first(q.shape, layout)
+    of_k, of_v = (shape_first(x.shape, layout) for x in (k, v))
+    for name, x, shape, tail, why in (
+        ("k", k, of_k, (*of_k[1:3], dim), "batch of q or 1, head_dim of q"),
+        ("v", v, of_v, (*of_k[1:3], of_v[3]), "batch of q or 1, heads and tokens of k"),
+    ):
+        if shape[0] not in (1, batch) or shape[1:] != tail:
+            expected = shape_first((batch, *tail), layout)
+            raise _of_layout(BadShape(name, x.shape, f"{expected} ({why})", at=name), layout)
+    if heads_q and (not of_k[1] or heads_q % of_k[1]):
+        raise _of_layout(HeadsDoNotDivide(heads_q, of_k[1], at="k"), layout)
+
+
+def _of_layout(error: MaskcError, layout: str) -> MaskcError:
+    """The mistake, with a hint that says how arrays lie."""
+    other = next(name for name in LAYOUTS if name != layout)
+    if layout == "bnhd":
+        shapes = "q is [B, N, Hq, D], k [B, Nkv, Hkv, D] and v [B, Nkv, Hkv, Dv]"
+    else:
+        shapes = "q is [B, Hq, N, D], k [B, Hkv, Nkv, D] and v [B, Hkv, Nkv, Dv]"
+    error.hint = f"{shapes}, Hq a multiple of Hkv; layout='{other}' has heads and tokens swapped"
+    return error
 
 
 def _sizes(q: Any, k: Any, layout: str) -> tuple[int, int, int, int]:
@@ -149,6 +205,12 @@ def _score(
     return TracedScore.of(made), captured
 
 
+def _truth(name: str, x: Any) -> bool:
+    if isinstance(x, jax.core.Tracer):
+        raise NotTraced(name, "traced", "it must be known: pass True or False", at=name)
+    return bool(x)
+
+
 def _number(name: str, x: Any) -> float | None:
     if x is None:
         return None
@@ -159,7 +221,7 @@ def _number(name: str, x: Any) -> float | None:
     try:
         return float(x)
     except (TypeError, ValueError):
-        raise BadOption(name, "a number", repr(x), at=name) from None
+        raise bad_option(name, "a number", repr(x)) from None
 
 
 def _seed(seed: Any) -> Any:
@@ -174,8 +236,13 @@ def _seed(seed: Any) -> Any:
     if isinstance(seed, int) and not isinstance(seed, bool) and -(1 << 63) <= seed < 1 << 64:
         seed &= (1 << 64) - 1
         return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    x = seed if isinstance(seed, jax.Array) else jnp.asarray(seed)
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    try:
+        x = seed if isinstance(seed, jax.Array) else jnp.asarray(seed)
+    except (TypeError, ValueError, OverflowError):
+        raise DropoutSeed(repr(seed), hint, at="dropout_seed") from None
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_old_key = x.dtype == np.uint32 and x.shape in _OLD_KEYS
+    if (is_key and x.ndim == 0) or is_old_key:
         return jax.random.bits(x, (2,), np.uint32)
     if x.size != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
         raise DropoutSeed(f"{x.dtype.name}, {list(x.shape)}", hint, at="dropout_seed")
@@ -189,15 +256,26 @@ def _seed(seed: Any) -> Any:
 
 def _alike(arrays: list[Any]) -> list[Any]:
     """Arrays that vary along the same axes of shard_map; gradients of others are added up there."""
-    kinds: list[Any] = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
-    if None in kinds:
-        return arrays
-    axes = frozenset().union(*(kind.varying for kind in kinds))
-    made = []
-    for x, kind in zip(arrays, kinds, strict=True):
-        more = tuple(sorted(axes - kind.varying, key=str))
-        made.append(jax.lax.pcast(x, more, to="varying") if more else x)
-    return made
+    of_arrays = [_axes_of(x) for x in arrays]
+    axes = frozenset[Any]().union(*of_arrays)
+    return [
+        _varying(x, tuple(sorted(axes - kept, key=str))) if axes - kept else x
+        for x, kept in zip(arrays, of_arrays, strict=True)
+    ]
+
+
+def _axes_of(x: Any) -> frozenset[Any]:
+    """The axes of shard_map along which an array varies, also in older versions of JAX."""
+    aval: Any = jax.typeof(x)
+    kind = getattr(aval, "manual_axis_type", None)
+    axes: frozenset[Any] = getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+    return axes
+
+
+def _varying(x: Any, axes: tuple[Any, ...]) -> Any:
+    """The array, said to vary along axes, by the function that this version of JAX has."""
+    cast = getattr(jax.lax, "pcast", None)
+    return jax.lax.pvary(x, axes) if cast is None else cast(x, axes, to="varying")
 
 
 # ------------------------------------------------------------------ gradients

@@ -8,9 +8,17 @@ from typing import Any
 import jax.numpy as jnp
 
 import maskc as mc
-from maskc.core.errors import BadOption
 from maskc.dsl.mask import Mask
-from maskc.integrations.jax.jax_attention import attention
+from maskc.integrations.jax.jax_attention import attention, check_mask
+from maskc.integrations.jax.jax_keywords import bad_option
+
+_OF_THE_LAYER = {
+    "layout": "left out: Flax has [.., N, H, D]",
+    "return_lse": "left out: a layer takes out alone",
+    "dropout_p": "left out: dropout_rate= of the layer decides",
+    "dropout_seed": "left out: the layer has its own key",
+}
+"""Options that are no options of a layer's attention."""
 
 
 def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
@@ -27,9 +35,13 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
         **options: of `maskc.integrations.jax.attention`: softcap, alibi_slopes, data, ...
 
     Raises:
-        BadOption: raised by the function, if the layer passes a mask or a bias, or requests weights
-            (MC407).
+        NotAMask: `mask` is something else (MC106).
+        BadOption: an option that the layer decides, such as layout; raised by the function, if the
+            layer passes a mask or a bias, or requests weights (MC407).
     """
+    check_mask(mask)
+    for name in sorted(_OF_THE_LAYER.keys() & options.keys()):
+        raise bad_option(name, _OF_THE_LAYER[name], repr(options[name]))
 
     def run(
         query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
@@ -43,7 +55,7 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
             ("sow_weights", module, "False: weights are never stored"),
         ):
             if x is not None:
-                raise BadOption(name, hint, f"type {type(x).__name__}", at=name)
+                raise bad_option(name, hint, f"type {type(x).__name__}")
         query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
         call_mask = kept & mc.causal(align="start") if is_causal else kept
         drops = {}

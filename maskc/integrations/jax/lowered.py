@@ -7,6 +7,7 @@ CPUs, the host calls the compiled mask with NumPy arrays.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -18,16 +19,21 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from maskc.core.attention_call import AttentionCall, CallOptions
-from maskc.core.dropout import SEED
+from maskc.core.dropout import RATE, SEED
 from maskc.core.errors import (
+    DataUnknown,
+    MaskcError,
     NoCompiler,
     NotAnArray,
     NotExported,
     NotRecorded,
+    NotTraced,
     OnlyOneDerivative,
 )
+from maskc.core.sizes import Sizes
 from maskc.integrations.jax import native
 from maskc.integrations.jax.folded import batched
+from maskc.integrations.jax.jax_keywords import unknown_here
 from maskc.integrations.jax.traced_call import TracedCall, blanks, heads_first, shape_first
 from maskc.runtime.launch.recording import MADE, Recording, recording
 
@@ -72,13 +78,18 @@ def _recorded(
 
     Raises:
         NotRecorded: it reads something on the host.
+        NotTraced: a parameter of the mask is an array.
     """
     given = blanks(_names(which, call), arrays, call.layout, platform)
     attn = _compiled(call, given[0], given[2], given[0].dtype, given[0].array.device)
+    for name in call.arrays_among(name for name, _ in attn.bundle.params):
+        hint = "on GPUs a parameter of a mask is known when JAX traces: pass a plain integer"
+        raise NotTraced(name, "an array", hint, at=name)
     with recording() as recorded:
         try:
             results = _run(which, call, attn, given)
         except NotAnArray as error:
+            _check_data(which, call, platform, arrays)  # the host also reads what does not fit
             raise NotRecorded(f"the host reads {error.args[0]!r}") from error
     return recorded, [x.number - MADE for x in results]
 
@@ -118,7 +129,11 @@ def _on_host(
             elif name == SEED:
                 on_host[number] = on_host[number].view(np.int64).reshape(1)
         attn = _compiled(call, on_host[0], on_host[2], on_host[0].dtype.name, ("cpu", 0))
-        results_of_run = _run(which, call, attn, on_host)
+        try:
+            results_of_run = _run(which, call, attn, on_host)
+        except MaskcError as mistake:
+            _mistakes.append(mistake)
+            raise
         return tuple(
             np.ascontiguousarray(_as_declared(x, aval, call.layout), aval.dtype)
             for x, aval in zip(results_of_run, avals, strict=True)
@@ -126,6 +141,33 @@ def _on_host(
 
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return list(jax.pure_callback(run, tuple(shapes), *arrays))
+
+
+_mistakes: deque[MaskcError] = deque(maxlen=8)
+"""The last mistakes that host calls found: XLA hands on their texts only."""
+
+
+def _mistake_of(error: Exception) -> MaskcError | None:
+    """The mistake of a host call that an error of XLA reports."""
+    text = str(error)
+    return next((mistake for mistake in _mistakes if mistake.finding in text), None)
+
+
+def _check_data(which: str, call: TracedCall, platform: str, arrays: Sequence[Any]) -> None:
+    """Check names, shapes and dtypes of data that the host will read.
+
+    Raises:
+        DataUnknown, DataMissing, DataShape, DataType.
+    """
+    q, k, v = blanks(_QKV, arrays[:3], call.layout, platform)
+    attn = _compiled(call, q, v, q.dtype, q.array.device)
+    _, _, data = call.keywords([_zeros(x) for x in arrays[HEAD[which] :]])
+    sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+    attn.check_data({name: x for name, x in data.items() if name not in (RATE, SEED)}, sizes)
+
+
+def _zeros(x: Any) -> np.ndarray:
+    return np.zeros(x.shape, x.dtype)
 
 
 def _as_declared(x: Any, aval: Any, layout: str) -> Any:
@@ -147,10 +189,13 @@ def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any)
     def run(*arrays: Any, call: TracedCall) -> list[Any]:
         try:
             if platform == "cpu" and call.reads_data:
+                _check_data(which, call, platform, arrays)
                 raise NotRecorded("the host makes lists from data")
             if platform == "cpu":
                 native.runner()
             recorded, results = _recorded(which, call, platform, arrays)
+        except DataUnknown as error:
+            raise unknown_here(error) from None
         except (NotRecorded, NoCompiler):
             if platform != "cpu":
                 raise
@@ -202,7 +247,18 @@ def _operation(which: str, shapes: Any) -> Primitive:
         return jax.jit(partial(made.bind, call=call))
 
     def run(*arrays: Any, call: TracedCall) -> Any:
-        return compiled(call)(*arrays)
+        config: Any = jax.config
+        try:
+            if config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs:
+                # JAX would run the operation alone, which is this function again.
+                with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+                    return compiled(call)(*arrays)
+            return compiled(call)(*arrays)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            mistake = _mistake_of(error)
+            if mistake is None:
+                raise
+            raise mistake from None
 
     made.def_impl(run)
     for platform in native.TARGETS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.api import _compiled
 from maskc.core import expr as E
-from maskc.core.data import CuSeqlens
+from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dropout import RATE, SEED
 from maskc.core.errors import DataRange, NotTraced
 from maskc.core.score import B, Formula, Inputs
@@ -21,6 +21,7 @@ from maskc.core.tensors import PAPER, Device, contiguous
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.slots import emptied
+from maskc.integrations.jax.jax_keywords import is_elsewhere, keyword_hint
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.recording import Blank
 
@@ -42,7 +43,7 @@ class GivenNumber(NamedTuple):
 
 
 class GivenTogether(NamedTuple):
-    """GivenTogether data that one keyword gives."""
+    """Several data that one keyword gives."""
 
     parts: tuple[Any, ...]
 
@@ -52,6 +53,12 @@ class GivenLengths(NamedTuple):
 
     inside: Any
     most: int | None
+
+
+class GivenParents(NamedTuple):
+    """See `mc.parents`."""
+
+    inside: Any
 
 
 class TracedScore(NamedTuple):
@@ -144,6 +151,11 @@ class TracedCall:
         )
         return compiled if self.rate is None else compiled.dropping
 
+    def arrays_among(self, names: Iterable[str]) -> list[str]:
+        """Return the names for which the call has arrays."""
+        data = dict(self.data)
+        return [name for name in names if name in data and _leaves(data[name])]
+
     def keywords(self, arrays: Sequence[Any]) -> tuple[Any, Any, dict[str, Any]]:
         """(slopes, sinks, data) of a call whose arrays behind q, k and v are these."""
         rest = iter(arrays)
@@ -176,12 +188,20 @@ def _apart(name: str, x: Any, arrays: list[Any]) -> Any:
     if isinstance(x, CuSeqlens):
         most = None if x.max_seqlen is None else _index(f"max_seqlen of {name}", x.max_seqlen)
         return GivenLengths(_apart(name, x.array, arrays), most)
+    if isinstance(x, Parents):
+        return GivenParents(_apart(name, x.array, arrays))
     if isinstance(x, (tuple, list)):
         return GivenTogether(tuple(_apart(name, part, arrays) for part in x))
-    if isinstance(x, (jax.Array, np.ndarray)):
+    if isinstance(x, (jax.Array, np.ndarray)) and not _is_key(x):
         arrays.append(_of_jax(name, x))
         return GivenArray()
-    raise NotTraced(name, f"a {type(x).__name__}", "pass an array of JAX or NumPy", at=name)
+    finding = f"a {type(x).__name__}"
+    hint = keyword_hint(name) if is_elsewhere(name) else "pass an array of JAX or NumPy"
+    raise NotTraced(name, finding, hint, at=name)
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def _of_jax(name: str, x: Any) -> jax.Array:
@@ -192,7 +212,7 @@ def _of_jax(name: str, x: Any) -> jax.Array:
     """
     made = jnp.asarray(x)
     cut = made.dtype.itemsize < x.dtype.itemsize and np.issubdtype(x.dtype, np.integer)
-    if cut and not np.array_equal(np.asarray(made), x):
+    if cut and not np.array_equal(np.asarray(x).astype(made.dtype), x):
         finding = f"values reach {x.min()} and {x.max()}, and JAX has integers of 32 bits"
         raise DataRange(name, finding, "number from 0, or set jax_enable_x64", at=name)
     return made
@@ -211,7 +231,7 @@ def _leaves(value: Any) -> int:
             return 1
         case GivenTogether(parts):
             return sum(map(_leaves, parts))
-        case GivenLengths(inside, _):
+        case GivenLengths(inside, _) | GivenParents(inside):
             return _leaves(inside)
     return 0
 
@@ -224,6 +244,8 @@ def _filled(place: Any, arrays: Iterator[Any]) -> Any:
             return tuple(_filled(part, arrays) for part in parts)
         case GivenLengths(inside, most):
             return CuSeqlens(_filled(inside, arrays), most)
+        case GivenParents(inside):
+            return Parents(_filled(inside, arrays))
     return next(arrays)
 
 
