@@ -23,7 +23,7 @@ MODULES = ("torch", "transformers", "jax", "matplotlib")
 def printed(notebook) -> list[str]:
     """Return the text that each cell of code prints, in order, without the digits of rounding."""
     texts = [
-        "".join(output["text"] for output in cell.outputs if output.output_type == "persistent")
+        "".join(output["text"] for output in cell.outputs if output.output_type == "stream")
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
