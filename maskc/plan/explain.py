@@ -170,9 +170,11 @@ def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
 def _formula_lines(form: ClosedForm, plan: KernelPlan) -> Iterator[str]:
     """Live pairs, FLOPs and bytes of one head at n_q = n_kv = N."""
     size = sympy.Symbol("N", integer=True, positive=True)
-    dims = plan.problem.head_dim + plan.problem.head_dim_v
+    of_qk, of_v = plan.problem.head_dim, plan.problem.head_dim_v
     yield from wrapped("pairs", str(form))
-    yield from wrapped("flops", f"forward {sympy.expand(2 * dims * form.pairs)}, backward 2.5 x")
+    forward = sympy.expand(2 * (of_qk + of_v) * form.pairs)
+    backward = (3 * of_qk + 2 * of_v) / (of_qk + of_v)  # scores, dq and dk; dp and dv
+    yield from wrapped("flops", f"forward {forward}, backward {backward:.3g} x")
     least = sum(plan.problem.row_bytes) * size
     yield from wrapped("bytes", f"at least {least} (q, k, v and out once)")
 

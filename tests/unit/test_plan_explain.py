@@ -89,6 +89,14 @@ def test_data_decide_at_the_call():
     assert not list(choice_lines(made, 4096, 4096))
 
 
+@pytest.mark.parametrize(("dim", "dim_v", "times"), [(128, 128, "2.5"), (192, 128, "2.6")])
+def test_backward_passes_multiply_rows_of_q_three_times_and_rows_of_v_twice(dim, dim_v, times):
+    problem = driver.problem(dim, dim_v, None, "bfloat16")
+    plan = driver.plan_kernel(mc.causal(), problem, TARGETS["sm_90a"])
+    (flops,) = lines(explain(plan), "flops")
+    assert flops.endswith(f"backward {times} x")
+
+
 def test_numbers():
     """Two classes of 64 queries each: 2 rows and 2 partial tiles; whole: 2 rows, 3 tiles."""
     made = planned(mc.dilated(127, stride=2), "cpu")

@@ -26,7 +26,7 @@ class Numbers:
     """Pairs inside live tiles: what runs."""
     flops: int
     """Operations of the forward pass: 2 * (head_dim + head_dim_v) * live; the backward pass takes
-    2.5 times as many."""
+    2.5 times as many if both head dimensions are equal."""
     bytes: int
     """Bytes of the forward pass: q and out once, k and v of every live tile."""
 
