@@ -23,9 +23,9 @@ from maskc.cli.options import (
     KernelOptions,
     data_options,
     json_option,
-    kernel_options,
     length_options,
     mask_source,
+    source_options,
 )
 from maskc.cli.output import echo, one_by_one, write_file, write_json
 from maskc.cli.stages import STAGES, stage_text
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     "-o", "--output", metavar="DIR",
     help="Folder for each pattern's module and its sources; - prints them.",
 )  # fmt: skip
-@kernel_options
+@source_options
 @length_options("that of --data, else 4096")
 @click.option("--emit", type=click.Choice(STAGES), help="Print the value at one stage.")
 @click.option(
@@ -189,6 +189,7 @@ def _summary(
         "target": plan.target.name,
         "dtype": plan.problem.dtype.value,
         "head_dim": plan.problem.head_dim,
+        "head_dim_v": plan.problem.head_dim_v,
         "tile": [plan.tile.q, plan.tile.k],
         **_built(plan, entry.name),
         "costs": costs(entry.mask, plan, n, n_kv, data),
@@ -220,13 +221,15 @@ def _as_text(summary: dict[str, Any]) -> str:
 
     built, source = summary["built"], summary["source"]
     tile = " x ".join(map(str, summary["tile"]))
+    of_qk, of_v = summary["head_dim"], summary["head_dim_v"]
+    dims = of_qk if of_qk == of_v else f"{of_qk}/{of_v}"
     if built:
         how = f"{built['toolchain']}, {built['bytes'] / 1024:.0f} KiB, {built['seconds']:.2f} s"
     else:
         how = f"no, {summary['reason']}"
     return "\n".join((
         f"{summary['name']}: {summary['formula']}",
-        f"  kernel   {summary['target']}, {summary['dtype']}, head_dim {summary['head_dim']}, "
+        f"  kernel   {summary['target']}, {summary['dtype']}, head_dim {dims}, "
         f"tiles of {tile}",
         f"  source   {source['lines']} lines, sha256 {source['digest'][:12]}",
         f"  built    {how}",

@@ -12,9 +12,9 @@ from maskc.cli.options import (
     KernelOptions,
     data_options,
     json_option,
-    kernel_options,
     length_options,
     mask_source,
+    source_options,
 )
 from maskc.cli.output import echo, one_by_one, write_json
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Print proofs, costs, and the plan with its reasons.")
 @mask_source
-@kernel_options
+@source_options
 @length_options("that of --data, else 4096")
 @data_options(LENGTH)
 @json_option
@@ -83,5 +83,6 @@ def _plain(entry: MaskEntry, plan: KernelPlan) -> dict[str, Any]:
     return {
         "name": entry.name, "formula": str(entry.mask), "target": plan.target.name,
         "dtype": plan.problem.dtype.value, "head_dim": plan.problem.head_dim,
+        "head_dim_v": plan.problem.head_dim_v,
         "tile": [plan.tile.q, plan.tile.k], "reasons": list(plan.reasons), "sets": sets,
     }  # fmt: skip

@@ -149,14 +149,16 @@ class KernelOptions:
     heads: int | None
     tile: tuple[int, int] | None = None
     stages: int | None = None
+    head_dim_v: int | None = None
 
     def problem(self, mask: Mask) -> Problem:
         """The problem of one mask."""
         from maskc import driver
 
         return driver.problem(
-            self.head_dim, None, self.heads_for(mask), self.dtype, None, self.tile, self.stages
-        )
+            self.head_dim, self.head_dim_v, self.heads_for(mask), self.dtype, None, self.tile,
+            self.stages,
+        )  # fmt: skip
 
     def heads_for(self, mask: Mask) -> int | None:
         """Query heads where they matter: as asked, as the mask is written, or 8."""
@@ -210,6 +212,12 @@ _COSTS: _Options = {
     "heads": click.option(
         "--heads", type=click.IntRange(1), metavar="H",
         help="Query heads.  [default: the number that the mask is written for, else 8]",
+    ),
+}  # fmt: skip
+_VALUES: _Options = {
+    "head_dim_v": click.option(
+        "--head-dim-v", type=click.IntRange(1), metavar="D",
+        help="Elements per row of v and the output.  [default: as --head-dim]",
     ),
 }  # fmt: skip
 _TARGETS: _Options = {
@@ -270,6 +278,8 @@ problem_options = _asking(_COSTS | _TARGETS)
 """The options --head-dim, --dtype, --heads and --target."""
 kernel_options = _asking(_COSTS | _TARGETS | _TILES)
 """The options of a problem, --tile and --stages."""
+source_options = _asking(_COSTS | _VALUES | _TARGETS | _TILES)
+"""The options of a kernel, and --head-dim-v."""
 
 
 def target_option(command: Command) -> Command:

@@ -312,6 +312,15 @@ def test_set_changes_parameters_of_the_call():
 # ------------------------------------------------------------------ explain
 
 
+def test_rows_of_v_may_be_narrower(tmp_path):
+    dims = ("--head-dim", 24, "--head-dim-v", 16)
+    (told,) = maskc_json("explain", *STREAMING, *CPU, *dims)["patterns"]
+    assert (told["head_dim"], told["head_dim_v"]) == (24, 16)
+    maskc("compile", *STREAMING, *CPU, *dims, "-o", tmp_path)
+    (source,) = tmp_path.glob("*.c")
+    assert "HEAD_DIM_V = 16," in source.read_text()
+
+
 def test_explain_gives_facts_formulas_costs_and_reasons():
     text = maskc("explain", *STREAMING, *CPU, "--n", 300).stdout
     for words in (
