@@ -331,7 +331,7 @@ class CompiledMask:
             sizes: lengths and heads of the call.
 
         Raises:
-            DataMissing, DataUnknown, DataShape, DataType.
+            MaskcError: data are missing or unknown, or have a wrong shape or dtype (MC301 to MC304).
         """
         self._binder.check(data, sizes, () if self.inputs is None else self.inputs.names)
 
