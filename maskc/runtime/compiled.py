@@ -331,7 +331,8 @@ class CompiledMask:
             sizes: lengths and heads of the call.
 
         Raises:
-            MaskcError: data are missing or unknown, or have a wrong shape or dtype (MC301 to MC304).
+            MaskcError: data are missing or unknown, or have a wrong shape or dtype (MC301 to
+                MC304).
         """
         self._binder.check(data, sizes, () if self.inputs is None else self.inputs.names)
 
