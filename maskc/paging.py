@@ -44,7 +44,7 @@ from maskc.runtime.arrays.known import Library
 from maskc.runtime.autograd import needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
-from maskc.runtime.paged import TABLES
+from maskc.runtime.paged import TABLES, PoolScale
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
     STEP,
@@ -243,10 +243,10 @@ class PagedAttention:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         scales = (("k_scale", k_scale), ("v_scale", v_scale))
-        k_factor, v_factor = (self._scale(scale, name) for name, scale in scales)
+        k_factor, v_factor = (self._scale(scale, name, plan) for name, scale in scales)
         in_place = self.loads_pages
         if in_place:
-            views = plan.in_pages(k_pool, v_pool)
+            views = plan.in_pages(k_pool, v_pool, k_factor, v_factor)
         else:
             k_pool, v_pool = self._heads_first(k_pool, v_pool)
         if os.environ.get("MASKC_CHECK") == "1":
@@ -283,10 +283,8 @@ class PagedAttention:
     def _compiled(self, in_pages: PlacedMask) -> CompiledMask:
         from maskc.driver import compile as compiled
 
-        loaded = 0 if self.in_e4m3 else self.page_size  # kernels convert nothing on load
-        return compiled(
-            in_pages.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
-        )
+        at = Placed(POSITION, self.page_size, DType.float8_e4m3fn if self.in_e4m3 else None)
+        return compiled(in_pages.mask, n_heads=self.heads[0], placed=at, **self._options)
 
     def append(
         self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan | None = None, *,
@@ -429,21 +427,24 @@ class PagedAttention:
             wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
             raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
 
-    def _scale(self, scale: Any, name: str) -> Any:
-        """The scale of a pool, 1 when None.
+    def _scale(self, scale: Any, name: str, plan: PagedPlan | None = None) -> Any:
+        """The scale of a pool, 1 when None; with a plan also one for each sequence.
 
         Raises:
             BadPages: it has another shape, or pools are not E4M3.
         """
         if scale is None:
             return 1.0
-        wanted = f"a number or an array of 1 or {self.heads[1]} of them"
+        wanted = f"a positive number or an array of 1 or {self.heads[1]} of them"
         if not self.in_e4m3:
             wanted, kind = "left out, as pools have q's dtype", type(scale).__name__
             raise BadPages(name, wanted, kind, at=name)
         if hasattr(scale, "shape"):
-            if math.prod(scale.shape) not in (1, self.heads[1]):
-                raise BadPages(name, wanted, list(scale.shape), at=name)
+            shape = tuple(scale.shape)
+            if plan is not None and len(shape) == 2:
+                plan.check_scale(shape, name)
+            elif math.prod(shape) not in (1, self.heads[1]):
+                raise BadPages(name, wanted, list(shape), at=name)
             return scale
         if isinstance(scale, (int, float)) and scale > 0:
             return float(scale)
@@ -722,6 +723,8 @@ class PagedPlan:
             shapes["queries"] = rows
         if not sizes.whole:
             shapes |= {"rows": rows, "places": (sizes.tokens,)}
+            if self._paged.in_e4m3:  # whose blocks ask for the scale of their sequence
+                shapes["owner"] = blocks
         arrays = zip(self._paged.placed.arrays, given.data, strict=True)
         for number, (array, values) in enumerate(arrays):
             of_keys = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
@@ -903,8 +906,27 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
-    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[tuple[Any, ...], ...]:
+    def check_scale(self, shape: tuple[int, ...], name: str) -> None:
+        """Check the shape of the scales of each sequence.
+
+        Raises:
+            BadPages: it is another one, or sequences share keys.
+        """
+        sequences, heads = self._sizes.sequences, self._paged.heads[1]
+        wanted = f"of shape [{sequences}, {heads}] or [{sequences}, 1]"
+        if self._shared is not None:
+            wanted = f"of shape [{heads}] or a number, as sequences share keys"
+        if self._shared is not None or shape not in ((sequences, heads), (sequences, 1)):
+            raise BadPages(name, wanted, list(shape), at=name)
+
+    def in_pages(
+        self, k_pool: Any, v_pool: Any, k_scale: Any = 1.0, v_scale: Any = 1.0
+    ) -> tuple[tuple[Any, ...], ...]:
         """Return k, v and the page tables for each launch; a plan remembers those of a layer.
+
+        Args:
+            k_pool, v_pool: as of `PagedAttention.run`.
+            k_scale, v_scale: numbers or arrays, checked.
 
         Raises:
             BadPages: pools do not fit.
@@ -918,13 +940,30 @@ class PagedPlan:
             name, pool = ("k_pool", k_pool) if torch_of(k_pool) is None else ("v_pool", v_pool)
             wanted = "a torch tensor, as the page table"
             raise BadPages(name, wanted, type(pool).__name__, at=name) from None
+        scales = None
+        if self._paged.in_e4m3:
+            scales = self._pool_scale(k_scale), self._pool_scale(v_scale)
+            key = (*key, scales[0][:4], scales[1][:4])
         views = self._views.get(key)
         if views is None:
             pools = self._paged._heads_first(k_pool, v_pool)
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[key] = tuple(part.blocks.in_pages(*pools) for part in self.parts)
+            views = tuple(part.blocks.in_pages(*pools, scales) for part in self.parts)
+            self._views[key] = views
         return views
+
+    def _pool_scale(self, scale: Any) -> PoolScale:
+        """A scale as kernels read it."""
+        if not hasattr(scale, "shape"):
+            return PoolScale(scale)
+        if not isinstance(scale, self._torch.Tensor):
+            scale = self._torch.from_numpy(np.ascontiguousarray(scale))
+        scale = scale.detach().to(self._device, self._torch.float32)
+        steps = [0, 0]
+        for axis, (size, step) in enumerate(zip(scale.shape[::-1], scale.stride()[::-1])):
+            steps[-1 - axis] = step if size > 1 else 0
+        return PoolScale(1.0, scale.data_ptr(), *steps, scale)
 
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:

@@ -7,7 +7,7 @@ call, and page tables are in a block behind `struct Attention`.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from maskc.core.attention_call import AttentionCall
 from maskc.dispatch.options import Pages
@@ -15,6 +15,8 @@ from maskc.runtime.launch.prepared import OpenedCall
 
 BLOCK = struct.Struct("PPPi4x")
 """core/abi.PAGE_FIELDS."""
+POOL_BLOCK = struct.Struct("PPqqqqPff")
+"""core/abi.POOL_FIELDS."""
 TABLES = "page tables"
 """Under this name calls give PageTables among the data; no mask reads it."""
 
@@ -26,6 +28,19 @@ class PageTables(NamedTuple):
     block: bytes
     held: object
     """Keeps the arrays alive that the block points to."""
+
+
+class PoolScale(NamedTuple):
+    """Factors of the numbers of an E4M3 pool: a number, or an array on the device."""
+
+    number: float
+    pointer: int = 0
+    """Of fp32; 0 for a number."""
+    sequence_step: int = 0
+    head_step: int = 0
+    """Elements from one sequence, or head, to the next; 0 if they share a factor."""
+    held: Any = None
+    """The array."""
 
 
 class PageBlock:

@@ -9,7 +9,7 @@ import numpy as np
 
 from maskc.dispatch.options import Pages
 from maskc.layout.paged_step import StepSizes
-from maskc.runtime.paged import BLOCK, PageTables
+from maskc.runtime.paged import BLOCK, POOL_BLOCK, PageTables, PoolScale
 from maskc.runtime.paged_rows import as_bytes, converted, is_e4m3
 
 
@@ -57,11 +57,14 @@ class QueryBlocks(NamedTuple):
         out = where(real[..., None], out[places], zero)
         return out, where(real, lse[places], -math.inf if self.torch else np.float32(-np.inf))
 
-    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any, PageTables]:
+    def in_pages(
+        self, k_pool: Any, v_pool: Any, scales: tuple[PoolScale, PoolScale] | None = None
+    ) -> tuple[Any, Any, PageTables]:
         """Return k and v [blocks, heads, keys, D] without places, and where their pages are.
 
         Args:
             k_pool, v_pool: [pages, heads, page_size, D].
+            scales: of pools whose numbers kernels convert.
         """
         views, steps = [], []
         for pool in (k_pool, v_pool):
@@ -71,6 +74,14 @@ class QueryBlocks(NamedTuple):
             steps.append((page, head, token))
         held = tuple(self.state[name] for name in ("pages", "first_page", "key_count"))
         block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
+        if scales is not None:
+            k, v = scales
+            owner = self.state.get("owner")
+            block += POOL_BLOCK.pack(
+                k.pointer, v.pointer, k.sequence_step, k.head_step, v.sequence_step, v.head_step,
+                0 if owner is None else owner.data_ptr(), k.number, v.number,
+            )  # fmt: skip
+            held = (*held, k.held, v.held, owner)
         return views[0], views[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
 
     def copied(self, pool: Any, like: Any, scale: Any) -> Any:
@@ -94,6 +105,16 @@ class QueryBlocks(NamedTuple):
         rows = as_bytes(pool).swapaxes(1, 2)[where(there, page, 0), (key % size)[None]]
         if is_e4m3(pool):
             rows = rows.view(pool.dtype)
-        rows = converted(rows, like, scale)
+        rows = converted(rows, like, self._of_blocks(scale))
         zero = rows.dtype.type(0) if torch is None else 0
         return where(there[..., None, None], rows, zero).swapaxes(1, 2)
+
+    def _of_blocks(self, scale: Any) -> Any:
+        """A scale as a factor of rows [blocks, keys, heads, D]; arrays of two dimensions are by
+        sequence."""
+        if not hasattr(scale, "shape") or len(scale.shape) != 2:
+            return scale
+        if self.torch is not None:
+            scale = scale.to(self.state["pages"].device)
+        owner = self.state.get("owner")
+        return (scale if owner is None else scale[owner])[:, None, :, None]
