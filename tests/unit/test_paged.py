@@ -540,35 +540,127 @@ def test_what_append_refuses():
         eight.append(rows, rows, *pools, eight.plan(np.array([[0], [2]]), 1, [3, 4]))
 
 
-@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
-def test_pools_in_e4m3(where, monkeypatch):
-    """Numbers of a pool, times the scale of their head, are the keys and values."""
-    if where != "numpy":
-        torch = pytest.importorskip("torch")
-    if where == "sm_90a":
+E4M3_MASK = mc.window(200) | (mc.sinks(3) & mc.causal())
+MIXED = [20, 0, 1, 1, 5]
+CAPPED = {"softcap": 2.0, "sink_logits": True, "alibi_slopes": True, "scale": -0.2}
+CONVERTED = [
+    # target, D, Dv, page, layout, queries, heads, dtype, factors, options
+    ("cpu", 16, 16, 8, "NHD", MIXED, (4, 2), "float32", "heads", {}),
+    ("cpu", 16, 24, 24, "HND", MIXED, (4, 2), "bfloat16", "sequences", CAPPED),
+    ("sm_90a", 64, 64, 16, "NHD", [1], (8, 1), "bfloat16", "heads", {}),
+    ("sm_90a", 64, 64, 256, "HND", [3], (2, 2), "float16", "number", CAPPED),
+    ("sm_90a", 128, 128, 64, "HND", MIXED, (8, 2), "float16", "heads", {}),
+    ("sm_90a", 128, 128, 16, "NHD", MIXED, (2, 2), "bfloat16", "sequences", CAPPED),
+    ("sm_90a", 128, 128, 16, "HND", [1], (8, 1), "bfloat16", "sequences", {"deterministic": True}),
+    ("sm_90a", 80, 48, 1, "NHD", [1], (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 32, 32, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 192, 192, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 256, 256, 16, "HND", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_80", 64, 64, 16, "NHD", [1], (8, 1), "bfloat16", "heads", {}),
+    ("sm_80", 128, 128, 64, "HND", MIXED, (8, 2), "float16", "sequences", CAPPED),
+    ("sm_80", 128, 128, 256, "NHD", [3], (2, 2), "bfloat16", "number", {}),
+    ("sm_80", 80, 48, 1, "NHD", [1], (4, 2), "bfloat16", "heads", {}),
+    ("sm_80", 256, 256, 24, "HND", MIXED, (4, 2), "bfloat16", "heads", CAPPED),
+]  # fmt: skip
+
+
+def numbers_of(pool, factors, kv_heads):
+    """Round a pool's numbers to E4M3; return their factors, which the pool's keys and values
+    have afterwards."""
+    rng, count = np.random.default_rng(5), len(pool.lengths)
+    shape = {"number": (1, 1), "heads": (1, kv_heads), "sequences": (count, kv_heads)}[factors]
+    k_scale, v_scale = rng.uniform(0.3, 2, (2, *shape)).astype(np.float32)
+    v_scale = v_scale[:, :1]
+    for x, scale in ((pool.k, k_scale), (pool.v, v_scale)):
+        wide = np.broadcast_to(scale, (count, kv_heads))
+        x[:] = [in_e4m3(rows) * own[:, None] for rows, own in zip(x, wide, strict=True)]
+    if factors == "number":
+        return float(k_scale[0, 0]), float(v_scale[0, 0])
+    return (k_scale[0], v_scale[0]) if factors == "heads" else (k_scale, v_scale)
+
+
+@pytest.mark.parametrize("case", CONVERTED, ids=lambda case: "-".join(map(str, case[:4])))
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_pools_in_e4m3(case, library, monkeypatch):
+    """Numbers of a pool, times the factor of their head or sequence, are the keys and values; NaN
+    of slots that no sequence owns reach nobody."""
+    target, dim, dim_v, page, layout, counts, (heads, kv_heads), kind, factors, options = case
+    if library == "numpy" and (target != "cpu" or kind != "float32"):
+        pytest.skip("calls of the CPU alone take arrays of NumPy")
+    torch = pytest.importorskip("torch")
+    if target != "cpu":
         machine.install(monkeypatch)
-    dim = 64 if where == "sm_90a" else 16
-    pool = Pool(LENGTHS, 8, 2, dim)
-    q, scale = pool.queries(COUNTS, 4), np.array([0.5, 2], np.float32)
-    pool.k = [in_e4m3(x) * scale[:, None] for x in pool.k]
-    pool.v = [in_e4m3(x) * 0.25 for x in pool.v]
-    if where == "numpy":
-        make, kind = (lambda x: x), pytest.importorskip("ml_dtypes").float8_e4m3fn
-        pools = [np.clip(x, -448, 448).astype(kind) for x in (pool.k_pool, pool.v_pool)]
+    lengths = [300, 0, 1, 130, 70]
+    counts = counts * len(lengths) if len(counts) == 1 else counts
+    counts = [min(x) for x in zip(counts, lengths, strict=True)] if len(set(counts)) > 1 else counts
+    pool = Pool(lengths, page, kv_heads, dim, dim_v=dim_v, layout=layout)
+    q = pool.queries(counts, heads)
+    scales = numbers_of(pool, factors, kv_heads)
+    if library == "numpy":
+        make, eight = (lambda x: x), pytest.importorskip("ml_dtypes").float8_e4m3fn
+        pools = [np.clip(x, -448, 448).astype(eight) for x in (pool.k_pool, pool.v_pool)]
     else:
-        make = torch.from_numpy
+        make, rows = torch.from_numpy, getattr(torch, kind)
         pools = [make(x).to(torch.float8_e4m3fn) for x in (pool.k_pool, pool.v_pool)]
-    target, kind = (where, "bfloat16") if where == "sm_90a" else ("cpu", "float32")
     attn = on_cpu(
-        mc.window(30), 8, dim=dim, target=target, dtype=kind, pool_dtype="float8_e4m3fn"
+        E4M3_MASK, page, heads, dim, head_dim_v=dim_v, n_kv_heads=kv_heads, target=target,
+        dtype=kind, layout=layout, pool_dtype="float8_e4m3fn",
     )  # fmt: skip
-    assert not attn.loads_pages
-    plan = attn.plan(make(pool.table), make(np.array(COUNTS)), make(np.array(LENGTHS)))
-    rows = make(q).bfloat16() if where == "sm_90a" else make(q)
-    found = attn.run(rows, *pools, plan, k_scale=make(scale), v_scale=0.25)
-    rule = lambda p, k: (k <= p) & (p - k <= 30)  # noqa: E731
-    want = exact(pool, q, COUNTS, lambda s, h: rule)
-    close(found, want, 3e-2 if where == "sm_90a" else 1e-5)
+    assert attn.loads_pages == (target != "cpu")
+    lens_q = counts[0] if len(set(counts)) == 1 else make(np.array(counts))
+    plan = attn.plan(make(pool.table), lens_q, make(np.array(lengths)))
+    slopes, sinks = np.linspace(0.01, 0.2, heads), np.linspace(-1, 2, heads)
+    given = dict(options)
+    for name, x in (("alibi_slopes", slopes), ("sink_logits", sinks)):
+        if name in options:
+            given[name] = make(x.astype(np.float32))
+    k_scale, v_scale = (x if isinstance(x, float) else make(x) for x in scales)
+    found = attn.run(make(q) if library == "numpy" else make(q).to(rows), *pools, plan,
+                     k_scale=k_scale, v_scale=v_scale, **given)  # fmt: skip
+    logit = lambda s, p, k, head: s  # noqa: E731
+    if options is CAPPED:
+        logit = lambda s, p, k, head: 2 * np.tanh(s / 2) - slopes[head] * np.abs(p - k)  # noqa: E731
+    rule = lambda p, k: (k <= p) & ((p - k <= 200) | (k < 3))  # noqa: E731
+    want = exact(
+        pool, q, counts, lambda s, h: rule, logit, sinks if "sink_logits" in options else None,
+        options.get("scale"),
+    )  # fmt: skip
+    close(found, want, 1e-5 if kind == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_every_number_of_e4m3(hopper, target, kind):
+    """The only key of a sequence has all weight: its values come out as they are, NaN too."""
+    torch = pytest.importorskip("torch")
+    codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 1, 256)
+    attn = on_hopper(mc.causal(), 16, 256, n_heads=1, n_kv_heads=1, dtype=kind, target=target,
+                     pool_dtype="float8_e4m3fn")  # fmt: skip
+    v_pool = codes.expand(1, 16, 1, 256).contiguous().view(torch.float8_e4m3fn)
+    plan = attn.plan(torch.tensor([[0]]), 1, torch.tensor([1]))
+    q = torch.zeros(1, 1, 256, dtype=getattr(torch, kind))
+    out, _ = attn.run(q, torch.zeros_like(v_pool), v_pool, plan)
+    want = np.full(256, np.nan)
+    want[E4M3_CODES] = E4M3_NUMBERS
+    np.testing.assert_array_equal(out.reshape(-1).float().numpy(), want)
+
+
+def test_scales_of_pools_that_are_refused():
+    pool = Pool([20, 7], 8, 2, 16)
+    attn = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
+    eight = pytest.importorskip("ml_dtypes").float8_e4m3fn
+    pools = [x.astype(eight) for x in (pool.k_pool, pool.v_pool)]
+    plan = attn.plan(pool.table, 1, [20, 7])
+    shared = attn.plan(pool.table, 1, [20, 7], shared_keys=8)
+    ones = np.ones((2, 2), np.float32)
+    for scale, of, why in (
+        (-1.0, plan, "a positive number or an array of 1 or 2"),
+        (ones[0, :1].repeat(3), plan, "an array of 1 or 2 of them"),
+        (ones.repeat(2, 0), plan, r"of shape \[2, 2\] or \[2, 1\]"),
+        (ones, shared, "as sequences share keys"),
+    ):
+        with pytest.raises(MaskcError, match=f"k_scale must be .*{why}"):
+            attn.run(pool.queries([1, 1], 4), *pools, of, k_scale=scale)
 
 
 # ------------------------------------------------------------------ Hopper's kernels
