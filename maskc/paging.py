@@ -41,10 +41,10 @@ from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.autograd import needs_torch
+from maskc.runtime.autograd import UNFIT, needs_torch, torch_answers
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
-from maskc.runtime.paged import TABLES, PoolScale
+from maskc.runtime.paged import BLOCK, TABLES, PoolFactor, PoolScales, pool_block
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
     STEP,
@@ -55,6 +55,7 @@ from maskc.runtime.paged_launch import (
 )
 from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
 from maskc.runtime.query_blocks import QueryBlocks
+from maskc.runtime.repeated import RepeatedPass
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -68,8 +69,10 @@ _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 FIRST, END = "paged_first_key", "paged_end_key"
 """Parameters of masks between two keys."""
-_MOST_VIEWS = 256
-"""Pairs of pools whose views a plan remembers."""
+_MOST_SCALES = 256
+"""Pairs of scales that a plan remembers."""
+_MOST_KINDS = 16
+"""Kinds of layers whose launch a plan remembers."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -167,10 +170,15 @@ class PagedAttention:
         """The mask, and how its keys lie."""
         return f"PagedAttention({self.mask!r}, pages of {self.page_size}, {self.layout})"
 
-    @property
+    @cached_property
     def loads_pages(self) -> bool:
         """Whether kernels load pages where they lie; otherwise calls copy them first."""
         return self.attn.bundle.problem.page_size > 0
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is a score formula."""
+        return self._options["score"] is not None
 
     def plan(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
@@ -242,33 +250,30 @@ class PagedAttention:
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
-        scales = (("k_scale", k_scale), ("v_scale", v_scale))
-        k_factor, v_factor = (self._scale(scale, name, plan) for name, scale in scales)
-        in_place = self.loads_pages
-        if in_place:
-            views = plan.in_pages(k_pool, v_pool, k_factor, v_factor)
-        else:
-            k_pool, v_pool = self._heads_first(k_pool, v_pool)
-        if os.environ.get("MASKC_CHECK") == "1":
+        scales = plan.scales(k_scale, v_scale)
+        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
+                              deterministic=deterministic)  # fmt: skip
+        checked = os.environ.get("MASKC_CHECK") == "1"
+        kind = None
+        if plan.repeats and not checked:
+            kind = _kind_of(q, k_pool, v_pool, options)
+            found = kind and plan.parts[0].again(kind, q, k_pool, v_pool, scales)
+            if found:
+                return found
+        pools = self._heads_first(k_pool, v_pool)
+        if checked:
             plan.check(k_pool.shape[0])
         if not plan.tokens:
             return _nothing(q, v_pool)
-        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
-                              deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
-        for number, (attn, blocks, given) in enumerate(plan.parts):
-            data = {**given, **tables}
-            if in_place:
-                k, v, data[TABLES] = views[number]
-            else:
-                k, v = blocks.copied(k_pool, q, k_factor), blocks.copied(v_pool, q, v_factor)
-            call = AttentionCall(blocks.queries(q), k, v, options, data)
+        for number, part in enumerate(plan.parts):
+            call = part.call(q, pools, scales, options, tables)
             if number:
                 call = call._replace(options=options._replace(sink_logits=None))  # they count once
-                if in_place and not needs_torch(*call[:3], alibi_slopes, sink_logits, tables):
-                    earlier = results.pop()
-                    call = call._replace(earlier=(*map(blocks.blocked, earlier),))
-            results.append(blocks.rows(*attn.attend(call)))
+                heads = alibi_slopes, sink_logits
+                if self.loads_pages and not needs_torch(*call[:3], *heads, tables):
+                    call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
+            results.append(part.run(call, kind))
         if len(results) == 1:
             return results[0]
         return merge(*zip(*results, strict=True), layout="bhsd")
@@ -476,12 +481,91 @@ class PagedAttention:
         return Rotary(cosine, sine, interleaved)
 
 
-class QueryPart(NamedTuple):
+class _Repeat(NamedTuple):
+    """A launch of a layer, which other layers repeat."""
+
+    launch: RepeatedPass
+    block: bytes
+    """Of the pages, see `runtime/paged`; blocks of scales follow it."""
+    out: _Memory
+    lse: _Memory
+
+
+class _Memory(NamedTuple):
+    """How a result lies."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class QueryPart:
     """A launch of a run."""
 
-    attn: CompiledMask
-    blocks: QueryBlocks
-    data: dict[str, Any]
+    def __init__(
+        self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any], in_place: bool
+    ) -> None:
+        """`in_place`: whether kernels load pages where they lie."""
+        self.blocks = blocks
+        self._attn, self._data, self._in_place = attn, data, in_place
+        self._repeats: dict[object, _Repeat] = {}
+        """By kinds of calls."""
+
+    def call(
+        self, q: Any, pools: tuple[Any, Any], scales: PoolScales, options: CallOptions,
+        tables: Mapping[str, Any],
+    ) -> AttentionCall:  # fmt: skip
+        """Return the call of a launch; `pools` are [pages, heads, page_size, D]."""
+        blocks, data = self.blocks, {**self._data, **tables}
+        if self._in_place:
+            k, v, data[TABLES] = blocks.in_pages(*pools, scales)
+        else:
+            k, v = (blocks.copied(x, q, scale) for x, scale in zip(pools, scales, strict=False))
+        return AttentionCall(blocks.queries(q), k, v, options, data)
+
+    def run(self, call: AttentionCall, kind: object) -> tuple[Any, Any]:
+        """Run a call, and remember how layers of this kind repeat it; None: they do not.
+
+        Returns:
+            Results for each row of q.
+        """
+        if kind is None:
+            return self.blocks.rows(*self._attn.attend(call))
+        try:
+            (out, lse), launch = self._attn.serving(call.q).run_first(call)
+        except UNFIT:
+            if not torch_answers(call.q):
+                raise
+            return self.blocks.rows(*self._attn.attend(call))
+        if launch is not None:
+            if len(self._repeats) >= _MOST_KINDS:
+                self._repeats.clear()
+            memory = (_Memory(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
+            block = call.data[TABLES].block[: BLOCK.size]
+            self._repeats[kind] = _Repeat(launch, block, *memory)
+        return self.blocks.rows(out, lse)
+
+    def again(
+        self, kind: object, q: Any, k_pool: Any, v_pool: Any, scales: PoolScales
+    ) -> tuple[Any, Any] | None:
+        """Repeat a launch for another layer; None where it has to be planned."""
+        known = self._repeats.get(kind)
+        if known is None:
+            return None
+        launch, block, (shape, strides), (lse_shape, lse_strides) = known
+        torch, device, blocks = self.blocks.torch, q.device, self.blocks
+        q = blocks.gathered(q)
+        out = torch.empty_strided(shape, strides, dtype=q.dtype, device=device)
+        lse = torch.empty_strided(lse_shape, lse_strides, dtype=torch.float32, device=device)
+        places = (
+            q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), lse.data_ptr()
+        )  # fmt: skip
+        if not launch.run(q, places, block + scales.block):
+            return None
+        return blocks.of_tokens(out, lse)
+
+    def forget(self) -> None:
+        """Plan calls again, after the arrays of the step have changed."""
+        self._repeats.clear()
 
 
 class _Lengths(NamedTuple):
@@ -543,7 +627,10 @@ class PagedPlan:
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
         self._shapes = _shapes_of(given)
         self._block = ArgumentBlock(STEP)
-        self._views: dict[tuple[Any, ...], tuple[tuple[Any, ...], ...]] = {}
+        self._scales: dict[object, PoolScales] = {}
+        """Scales of layers, by where they lie."""
+        self.repeats = paged.loads_pages and not shared_keys and not paged.scored
+        """Whether layers repeat the launch of the first one."""
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
         self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
@@ -761,6 +848,9 @@ class PagedPlan:
             self._kernels.plan(self._block)
         if self._shared is not None:
             self._fill_shared(self._shared.state)
+        if "parts" in vars(self):
+            for part in self.parts:
+                part.forget()
         if self._torch is not None:
             self._torch.autograd.graph.increment_version(self._buffers)
 
@@ -906,6 +996,40 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
+    def scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
+        """Return the scales of a layer; a plan remembers those that lie on its device.
+
+        Raises:
+            BadPages: they do not fit (MC464).
+        """
+        if k_scale is None and v_scale is None:
+            return self._usual_scales
+        kinds = _scale_kind(k_scale), _scale_kind(v_scale)
+        known = None if None in kinds else self._scales.get(kinds)
+        if known is None:
+            known = self._checked_scales(k_scale, v_scale)
+            if len(self._scales) >= _MOST_SCALES:
+                self._scales.clear()
+            if known.lasting and None not in kinds:
+                self._scales[kinds] = known
+        return known
+
+    @cached_property
+    def _usual_scales(self) -> PoolScales:
+        return self._checked_scales(None, None)
+
+    def _checked_scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
+        paged, owner = self._paged, self._state.get("owner")
+        given = (("k_scale", k_scale), ("v_scale", v_scale))
+        k, v = (paged._scale(x, name, self) for name, x in given)
+        if not (paged.in_e4m3 and paged.loads_pages):
+            return PoolScales(k, v)
+        factors = self._factor(k), self._factor(v)
+        by_sequence = any(factor.sequence_step for factor in factors)
+        at = owner.data_ptr() if by_sequence and owner is not None else 0
+        lasting = all(mine.held is None or mine.held is x for mine, x in zip(factors, (k, v)))
+        return PoolScales(k, v, pool_block(*factors, at), factors, lasting)
+
     def check_scale(self, shape: tuple[int, ...], name: str) -> None:
         """Check the shape of the scales of each sequence.
 
@@ -919,64 +1043,33 @@ class PagedPlan:
         if self._shared is not None or shape not in ((sequences, heads), (sequences, 1)):
             raise BadPages(name, wanted, list(shape), at=name)
 
-    def in_pages(
-        self, k_pool: Any, v_pool: Any, k_scale: Any = 1.0, v_scale: Any = 1.0
-    ) -> tuple[tuple[Any, ...], ...]:
-        """Return k, v and the page tables for each launch; a plan remembers those of a layer.
-
-        Args:
-            k_pool, v_pool: as of `PagedAttention.run`.
-            k_scale, v_scale: numbers or arrays, checked.
-
-        Raises:
-            BadPages: pools do not fit.
-        """
-        try:
-            key = (
-                k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
-                k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
-            )  # fmt: skip
-        except AttributeError:
-            name, pool = ("k_pool", k_pool) if torch_of(k_pool) is None else ("v_pool", v_pool)
-            wanted = "a torch tensor, as the page table"
-            raise BadPages(name, wanted, type(pool).__name__, at=name) from None
-        scales = None
-        if self._paged.in_e4m3:
-            scales = self._pool_scale(k_scale), self._pool_scale(v_scale)
-            key = (*key, scales[0][:4], scales[1][:4])
-        views = self._views.get(key)
-        if views is None:
-            pools = self._paged._heads_first(k_pool, v_pool)
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            views = tuple(part.blocks.in_pages(*pools, scales) for part in self.parts)
-            self._views[key] = views
-        return views
-
-    def _pool_scale(self, scale: Any) -> PoolScale:
+    def _factor(self, scale: Any) -> PoolFactor:
         """A scale as kernels read it."""
         if not hasattr(scale, "shape"):
-            return PoolScale(scale)
-        if not isinstance(scale, self._torch.Tensor):
-            scale = self._torch.from_numpy(np.ascontiguousarray(scale))
-        scale = scale.detach().to(self._device, self._torch.float32)
-        steps = [0, 0]
-        for axis, (size, step) in enumerate(zip(scale.shape[::-1], scale.stride()[::-1])):
-            steps[-1 - axis] = step if size > 1 else 0
-        return PoolScale(1.0, scale.data_ptr(), *steps, scale)
+            return PoolFactor(scale)
+        torch = self._torch
+        if not isinstance(scale, torch.Tensor):
+            scale = torch.from_numpy(np.ascontiguousarray(scale))
+        if scale.dtype != torch.float32 or scale.device != self._device:
+            scale = scale.to(self._device, torch.float32)
+        axes = list(zip(scale.shape, scale.stride(), strict=True))
+        steps = [step if size > 1 else 0 for size, step in axes]
+        return PoolFactor(1.0, scale.data_ptr(), *([0, 0] + steps)[-2:], scale)
 
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
         """The launches of a run: one, or one for shared keys and one for all others."""
         paged, shared = self._paged, self._shared
         if shared is None:
-            return (QueryPart(paged.attn, self._blocks, self.data),)
+            return (QueryPart(paged.attn, self._blocks, self.data, paged.loads_pages),)
         placed, attn = paged._split
         names = (*placed.reads, POSITION)
         keys = {FIRST: 0, END: self._shared_keys}, {FIRST: self._shared_keys, END: self.n_kv}
         return tuple(
             QueryPart(
-                attn, part, {name: part.state[_STATE[name]] for name in names} | self._params | ends
+                attn, part,
+                {name: part.state[_STATE[name]] for name in names} | self._params | ends,
+                paged.loads_pages,
             )
             for part, ends in zip((shared, self._blocks), keys, strict=True)
         )
@@ -1034,6 +1127,36 @@ def _check_slots(slots: Any, size: int) -> None:
         if slot >= 0 and slot in seen:
             raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
         seen[slot] = row
+
+
+def _kind_of(q: Any, k_pool: Any, v_pool: Any, options: CallOptions) -> object:
+    """Everything that the launch of a layer depends on, except where its tensors lie; None for a
+    call that torch must see."""
+    slopes, sinks = options.alibi_slopes, options.sink_logits
+    torch = torch_of(q)
+    if torch is None or not type(q) is type(k_pool) is type(v_pool) is torch.Tensor:
+        return None
+    if torch._C._is_any_autocast_enabled() or needs_torch(q, k_pool, v_pool, slopes, sinks):
+        return None
+    kind = (
+        q.shape, q.stride(), q.dtype, q.get_device(),
+        k_pool.shape, k_pool.stride(), k_pool.dtype, k_pool.get_device(),
+        v_pool.shape, v_pool.stride(), v_pool.dtype, v_pool.get_device(),
+        options.scale, options.softcap, options.deterministic,
+    )  # fmt: skip
+    if slopes is None and sinks is None:
+        return kind
+    of_heads = _scale_kind(slopes), _scale_kind(sinks)
+    return None if None in of_heads else (*kind, *of_heads)
+
+
+def _scale_kind(x: Any) -> object:
+    """Where and how a tensor lies, or a number; None for arrays of other libraries."""
+    if x is None or type(x) is float:
+        return (x,)
+    if not hasattr(x, "get_device"):
+        return None
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()
 
 
 def _rounded(keys: int) -> int:

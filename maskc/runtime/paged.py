@@ -15,7 +15,7 @@ from maskc.runtime.launch.prepared import OpenedCall
 
 BLOCK = struct.Struct("PPPi4x")
 """core/abi.PAGE_FIELDS."""
-POOL_BLOCK = struct.Struct("PPqqqqPff")
+_POOL_BLOCK = struct.Struct("PPqqqqPff")
 """core/abi.POOL_FIELDS."""
 TABLES = "page tables"
 """Under this name calls give PageTables among the data; no mask reads it."""
@@ -30,7 +30,7 @@ class PageTables(NamedTuple):
     """Keeps the arrays alive that the block points to."""
 
 
-class PoolScale(NamedTuple):
+class PoolFactor(NamedTuple):
     """Factors of the numbers of an E4M3 pool: a number, or an array on the device."""
 
     number: float
@@ -41,6 +41,28 @@ class PoolScale(NamedTuple):
     """Elements from one sequence, or head, to the next; 0 if they share a factor."""
     held: Any = None
     """The array."""
+
+
+class PoolScales(NamedTuple):
+    """The scales of the pools of a layer."""
+
+    k: Any
+    v: Any
+    """As they were given; 1.0 when left out."""
+    block: bytes = b""
+    """What kernels find behind BLOCK if they convert pools."""
+    held: object = None
+    """Keeps the arrays alive that the block points to."""
+    lasting: bool = True
+    """Whether the block points to the arrays that were given, and not to copies."""
+
+
+def pool_block(k: PoolFactor, v: PoolFactor, owner: int) -> bytes:
+    """Return core/abi.POOL_FIELDS; `owner`: address of each block's sequence, 0: its own number."""
+    return _POOL_BLOCK.pack(
+        k.pointer, v.pointer, k.sequence_step, k.head_step, v.sequence_step, v.head_step, owner,
+        k.number, v.number,
+    )  # fmt: skip
 
 
 class PageBlock:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.errors import BadPages
 from maskc.dispatch.options import Pages
 from maskc.layout.paged_step import StepSizes
-from maskc.runtime.paged import BLOCK, POOL_BLOCK, PageTables, PoolScale
+from maskc.runtime.paged import BLOCK, PageTables, PoolScales
 from maskc.runtime.paged_rows import as_bytes, converted, is_e4m3
 
 
@@ -24,32 +25,52 @@ class QueryBlocks(NamedTuple):
     in_order: bool = False
     """Whether blocks are all rows of q, one after another."""
 
+    @property
+    def _moves(self) -> bool:
+        """Whether queries are copied into blocks, and results back."""
+        return not (self.sizes.whole or self.in_order)
+
     def queries(self, q: Any) -> Any:
         """Return the queries [blocks, heads, queries of a block, D] of a call."""
-        q = self.blocked(q)
+        q = self.gathered(q)
+        return self._one_of_each(q) if self.sizes.block == 1 else q
+
+    def gathered(self, q: Any) -> Any:
+        """Return the queries as `queries` does, or [blocks, heads, D] if blocks have one each."""
         if self.sizes.block == 1:
-            return q
+            return q[self.state["rows"].reshape(-1)] if self._moves else q
+        q = self.blocked(q)
         return np.ascontiguousarray(q) if self.torch is None else q.contiguous()
 
     def blocked(self, x: Any) -> Any:
         """Return rows of q, or their results, [tokens, heads, ...], as [blocks, heads, queries of a
         block, ...]."""
         blocks, block = self.sizes.blocks, self.sizes.block
-        if not (self.sizes.whole or self.in_order):
+        if self._moves:
             x = x[self.state["rows"].reshape(-1)]
-        if block == 1:  # by a method of torch, which takes a third of the time
-            return x[:, :, None] if self.torch is None else x.unsqueeze(2)
+        if block == 1:
+            return self._one_of_each(x)
         return x.reshape(blocks, block, *x.shape[1:]).swapaxes(1, 2)
+
+    def _one_of_each(self, x: Any) -> Any:
+        """[blocks, heads, ...] as [blocks, heads, 1, ...]."""
+        return x[:, :, None] if self.torch is None else x.unsqueeze(2)  # in a third of the time
+
+    def flattened(self, out: Any, lse: Any) -> tuple[Any, Any]:
+        """Return the results of a call in the form of `gathered`, in the same memory."""
+        return (out.squeeze(2), lse.squeeze(2)) if self.sizes.block == 1 else (out, lse)
 
     def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """Return the results of a call for each row of q: out [tokens, heads, D], lse [tokens,
         heads]."""
-        if self.sizes.block == 1:
-            out, lse = out.squeeze(2), lse.squeeze(2)
-        else:
+        return self.of_tokens(*self.flattened(out, lse))
+
+    def of_tokens(self, out: Any, lse: Any) -> tuple[Any, Any]:
+        """As `rows`, of results in the form of `gathered`."""
+        if self.sizes.block > 1:
             out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
             out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
-        if self.sizes.whole or self.in_order:
+        if not self._moves:
             return out, lse
         places, real = self.state["places"], self.state["is_real"][:, None]
         zero = out.dtype.type(0) if self.torch is None else 0
@@ -58,30 +79,29 @@ class QueryBlocks(NamedTuple):
         return out, where(real, lse[places], -math.inf if self.torch else np.float32(-np.inf))
 
     def in_pages(
-        self, k_pool: Any, v_pool: Any, scales: tuple[PoolScale, PoolScale] | None = None
+        self, k_pool: Any, v_pool: Any, scales: PoolScales
     ) -> tuple[Any, Any, PageTables]:
         """Return k and v [blocks, heads, keys, D] without places, and where their pages are.
 
         Args:
             k_pool, v_pool: [pages, heads, page_size, D].
-            scales: of pools whose numbers kernels convert.
+            scales: of the pools.
+
+        Raises:
+            BadPages: a pool is no tensor of torch.
         """
         views, steps = [], []
-        for pool in (k_pool, v_pool):
+        for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+            if not isinstance(pool, self.torch.Tensor):
+                wanted = "a torch tensor, as the page table"
+                raise BadPages(name, wanted, type(pool).__name__, at=name)
             page, head, token, dim = pool.stride()
             shape = (self.sizes.blocks, pool.shape[1], self.sizes.n_kv, pool.shape[3])
             views.append(self.torch.as_strided(pool, shape, (0, head, 0, dim)))
             steps.append((page, head, token))
         held = tuple(self.state[name] for name in ("pages", "first_page", "key_count"))
         block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
-        if scales is not None:
-            k, v = scales
-            owner = self.state.get("owner")
-            block += POOL_BLOCK.pack(
-                k.pointer, v.pointer, k.sequence_step, k.head_step, v.sequence_step, v.head_step,
-                0 if owner is None else owner.data_ptr(), k.number, v.number,
-            )  # fmt: skip
-            held = (*held, k.held, v.held, owner)
+        block, held = block + scales.block, (*held, scales)
         return views[0], views[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
 
     def copied(self, pool: Any, like: Any, scale: Any) -> Any:
