@@ -251,20 +251,22 @@ class PagedAttention:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         scales = plan.scales(k_scale, v_scale)
-        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
-                              deterministic=deterministic)  # fmt: skip
-        checked = os.environ.get("MASKC_CHECK") == "1"
         kind = None
-        if plan.repeats and not checked:
-            kind = _kind_of(q, k_pool, v_pool, options)
-            found = kind and plan.parts[0].again(kind, q, k_pool, v_pool, scales)
-            if found:
-                return found
+        if plan.repeats:
+            kind = _kind_of(
+                q, k_pool, v_pool, (scale, softcap, deterministic), alibi_slopes, sink_logits
+            )
+            repeated = kind and plan.parts[0].again(kind, q, k_pool, v_pool, scales)
+            if repeated:
+                return repeated
         pools = self._heads_first(k_pool, v_pool)
-        if checked:
+        if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
+            kind = None
         if not plan.tokens:
             return _nothing(q, v_pool)
+        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
+                              deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
         for number, part in enumerate(plan.parts):
             call = part.call(q, pools, scales, options, tables)
@@ -507,6 +509,7 @@ class QueryPart:
         """`in_place`: whether kernels load pages where they lie."""
         self.blocks = blocks
         self._attn, self._data, self._in_place = attn, data, in_place
+        self._in_rows = blocks.in_rows
         self._repeats: dict[object, _Repeat] = {}
         """By kinds of calls."""
 
@@ -552,16 +555,17 @@ class QueryPart:
         if known is None:
             return None
         launch, block, (shape, strides), (lse_shape, lse_strides) = known
-        torch, device, blocks = self.blocks.torch, q.device, self.blocks
-        q = blocks.gathered(q)
-        out = torch.empty_strided(shape, strides, dtype=q.dtype, device=device)
-        lse = torch.empty_strided(lse_shape, lse_strides, dtype=torch.float32, device=device)
+        blocks, torch = self.blocks, self.blocks.torch
+        if not self._in_rows:
+            q = blocks.gathered(q)
+        out = q.new_empty_strided(shape, strides)
+        lse = torch.empty_strided(lse_shape, lse_strides, dtype=torch.float32, device=q.device)
         places = (
             q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), lse.data_ptr()
         )  # fmt: skip
         if not launch.run(q, places, block + scales.block):
             return None
-        return blocks.of_tokens(out, lse)
+        return (out, lse) if self._in_rows else blocks.of_tokens(out, lse)
 
     def forget(self) -> None:
         """Plan calls again, after the arrays of the step have changed."""
@@ -1129,10 +1133,11 @@ def _check_slots(slots: Any, size: int) -> None:
         seen[slot] = row
 
 
-def _kind_of(q: Any, k_pool: Any, v_pool: Any, options: CallOptions) -> object:
+def _kind_of(
+    q: Any, k_pool: Any, v_pool: Any, options: tuple[object, ...], slopes: Any, sinks: Any
+) -> object:
     """Everything that the launch of a layer depends on, except where its tensors lie; None for a
     call that torch must see."""
-    slopes, sinks = options.alibi_slopes, options.sink_logits
     torch = torch_of(q)
     if torch is None or not type(q) is type(k_pool) is type(v_pool) is torch.Tensor:
         return None
@@ -1142,7 +1147,7 @@ def _kind_of(q: Any, k_pool: Any, v_pool: Any, options: CallOptions) -> object:
         q.shape, q.stride(), q.dtype, q.get_device(),
         k_pool.shape, k_pool.stride(), k_pool.dtype, k_pool.get_device(),
         v_pool.shape, v_pool.stride(), v_pool.dtype, v_pool.get_device(),
-        options.scale, options.softcap, options.deterministic,
+        options,
     )  # fmt: skip
     if slopes is None and sinks is None:
         return kind

@@ -30,6 +30,11 @@ class QueryBlocks(NamedTuple):
         """Whether queries are copied into blocks, and results back."""
         return not (self.sizes.whole or self.in_order)
 
+    @property
+    def in_rows(self) -> bool:
+        """Whether kernels read rows of q, and write results, where they lie."""
+        return self.sizes.block == 1 and not self._moves
+
     def queries(self, q: Any) -> Any:
         """Return the queries [blocks, heads, queries of a block, D] of a call."""
         q = self.gathered(q)

@@ -11,6 +11,7 @@ import pytest
 import maskc as mc
 from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
+from maskc.runtime.compiled import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.ledger import build
 from tests.support.paged import Pool, exact
@@ -770,10 +771,60 @@ def test_neighbours_decide_no_bit(hopper, target, new, monkeypatch):
         table = torch.from_numpy(pool.table[order])
         plan = attn.plan(table, lens, torch.tensor([lengths[i] for i in order]))
         own = torch.cat([tensors[0][ends[i] : ends[i + 1]] for i in order])
-        return attn.run(own, *tensors[1:], plan, deterministic=True)
+        first, again = (attn.run(own, *tensors[1:], plan, deterministic=True) for _ in range(2))
+        assert all((x == y).all() for x, y in zip(first, again, strict=True))
+        return again
 
     for results in zip(ran([0, 1, 2, 3, 4]), ran([3]), strict=True):
         assert (results[0][ends[3] : ends[4]] == results[1]).all()
+
+
+@pytest.mark.parametrize("counts", [[1] * 3, [2] * 3, [1, 4, 0]], ids=["one", "two", "several"])
+@pytest.mark.parametrize("in_e4m3", [False, True], ids=["halves", "e4m3"])
+def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
+    """Layers that share a plan only say where their tensors lie; the first one after an update is
+    planned again, and so is one of another kind."""
+    import torch
+
+    planned = []
+    first = CompiledMask.run_first
+    monkeypatch.setattr(
+        CompiledMask, "run_first", lambda attn, call: (planned.append(1), first(attn, call))[1]
+    )
+    kind = torch.float8_e4m3fn if in_e4m3 else torch.bfloat16
+    attn = on_hopper(mc.causal(), 16, pool_dtype="float8_e4m3fn" if in_e4m3 else None)
+    given = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)
+    long, short, sinks = [90, 17, 33], [20, 64, 5], np.linspace(-1, 2, 4).astype(np.float32)
+    layers = [
+        # lengths, factor of this layer's numbers, options, calls that are planned so far
+        (long, 1, {}, 1), (long, -0.5, {}, 1), (long, 2, {"scale": 0.3}, 2),
+        (long, 0.25, {"sink_logits": torch.from_numpy(sinks)}, 3), (long, -1, {"scale": 0.3}, 3),
+        (short, 1, {}, 4), (short, 0.5, {}, 4), (long, -2, {}, 5),
+    ]  # fmt: skip
+    table = torch.zeros(3, 7, dtype=torch.int32)
+    plan = attn.plan(table, given, torch.tensor(short), max_seqlen_kv=112)
+    last = None
+    for lengths, factor, options, count in layers:
+        pool, scales = Pool(lengths, 16, 2, 64), {}
+        for x in (*pool.k, *pool.v, pool.k_pool, pool.v_pool):
+            x *= factor
+        table[:, : pool.table.shape[1]] = torch.from_numpy(pool.table)
+        if lengths != last:
+            plan.update(table, given, torch.tensor(lengths))
+        if in_e4m3:
+            k_scale, v_scale = numbers_of(pool, "heads", 2)
+            scales = {"k_scale": torch.from_numpy(k_scale), "v_scale": float(v_scale[0])}
+        last, q = lengths, pool.queries(counts, 4)
+        tensors = [torch.from_numpy(q).bfloat16()]
+        tensors += [torch.from_numpy(x).to(kind) for x in (pool.k_pool, pool.v_pool)]
+        results = attn.run(*tensors, plan, **options, **scales)
+        want = exact(pool, q, counts, lambda s, h: causal, scale=options.get("scale"),
+                     sinks=sinks if "sink_logits" in options else None)  # fmt: skip
+        close(results, want, 2e-2)
+        assert len(planned) == count
+    odd = torch.zeros(tensors[1].numel() + 1, dtype=kind)[1:].view_as(tensors[1])
+    with pytest.raises(MaskcError, match="MC408"):
+        attn.run(tensors[0], odd, tensors[2], plan, **scales)
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
