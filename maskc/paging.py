@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.data import DataKind
-from maskc.core.dtypes import DType
+from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import (
     BadPages,
     BadPageTable,
@@ -30,6 +31,7 @@ from maskc.core.errors import (
     PageOutOfPool,
     PageTwice,
     SlotTwice,
+    TargetNotBuilt,
 )
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
@@ -41,7 +43,7 @@ from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.autograd import UNFIT, needs_torch, torch_answers
+from maskc.runtime.autograd import needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import BLOCK, TABLES, PoolFactor, PoolScales, pool_block
@@ -54,13 +56,14 @@ from maskc.runtime.paged_launch import (
     page_kernels,
 )
 from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
-from maskc.runtime.query_blocks import QueryBlocks
+from maskc.runtime.query_blocks import QueryBlocks, address, steps_of
 from maskc.runtime.repeated import RepeatedPass
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
 
 _LAYOUTS = ("NHD", "HND")
+_POOL_DTYPES = (E4M3, DType.float8_e4m3fn.short, str(DType.float8_e4m3fn))
 _ROWS = 128
 """Rows of a tile of queries, which the heads of a key/value head share."""
 _ALIGNED = 32
@@ -85,8 +88,8 @@ def paged(
     """Compile a mask for keys and values that lie in pages of a pool.
 
     The mask is read in each sequence's own positions, from 0 on; the queries of a call are the
-    sequence's last tokens. On Hopper kernels load the rows of a tile from the pages where they lie.
-    Other targets copy the pages of a call first, which takes time and memory.
+    sequence's last tokens. Kernels load the rows of a tile from the pages where they lie. On `simt`
+    a call copies its pages first, which takes time and memory.
 
     Args:
         mask: documents, flags, intervals, positions and trees have an entry per token of a
@@ -101,8 +104,8 @@ def paged(
             page_size, D].
         score: a score formula, see `mc.score`; its q and k are positions in a sequence.
         target: as of Mask.compile.
-        pool_dtype: "float8_e4m3fn" for pools of E4M3, which calls copy and convert to q's dtype;
-            None: pools have q's dtype.
+        pool_dtype: "float8_e4m3fn" for pools of E4M3, which kernels convert on load; None: pools
+            have q's dtype.
 
     Returns:
         What makes plans and runs them.
@@ -123,9 +126,9 @@ def paged(
         raise BadPages("layout", "'NHD' or 'HND'", repr(layout), at="layout")
     if dtype is not None and DType.parse(dtype).itemsize == 1:
         raise BadPages("dtype", "one of two or four bytes an element", str(dtype), at="dtype")
-    if pool_dtype is not None and DType.parse(pool_dtype) is not DType.float8_e4m3fn:
+    if pool_dtype is not None and str(pool_dtype).removeprefix("torch.") not in _POOL_DTYPES:
         wanted = "'float8_e4m3fn', or None for that of q"
-        raise BadPages("pool_dtype", wanted, str(pool_dtype), at="pool_dtype")
+        raise BadPages("pool_dtype", wanted, repr(pool_dtype), at="pool_dtype")
     if score is not None:
         if score.mask is not None:
             mask, score = mask & score.mask, Score(score.inputs)
@@ -176,9 +179,33 @@ class PagedAttention:
         return self.attn.bundle.problem.page_size > 0
 
     @property
+    def cuts_queries(self) -> bool:
+        """Whether the queries of a sequence are cut into blocks that fill tiles of GPUs' kernels;
+        a sequence is one block otherwise."""
+        return self.loads_pages and self.attn.target.language == "cuda"
+
+    @property
     def scored(self) -> bool:
         """Whether there is a score formula."""
         return self._options["score"] is not None
+
+    def explain(self) -> str:
+        """A report: why this plan, and how pages are read.
+
+        Returns:
+            The report as text, as that of CompiledMask.
+        """
+        problem, target = self.attn.bundle.problem, self.attn.target
+        kind = "float32" if target.language == "c" else problem.dtype.value
+        numbers = f", E4M3 converted to {kind} on load" if self.in_e4m3 else ""
+        line = f"pages    of {self.page_size} tokens, loaded where they lie{numbers}"
+        if not self.loads_pages:
+            why = f"target {target.name} loads none"
+            if target.loads_pages:
+                widths = f"{problem.head_dim} and {problem.head_dim_v}"
+                why = f"kernels of {target.name} convert no rows of {widths} elements on load"
+            line = f"pages    of {self.page_size} tokens, copied before each launch: {why}"
+        return self.attn.explain() + line + "\n"
 
     def plan(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
@@ -231,8 +258,8 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
-                fp32 [1] or [n_kv_heads]; 1 when None.
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number, or fp32 [1] or
+                [n_kv_heads], or [S, n_kv_heads] or [S, 1] by sequence; 1 when None.
             deterministic: the results of a sequence have the same bits whichever other sequences
                 are in the call. The number of keys alone then decides how they are split, which
                 takes longer where a call has few of them.
@@ -244,6 +271,7 @@ class PagedAttention:
 
         Raises:
             BadPages: a tensor has another shape than the plan says (MC464).
+            TargetNotBuilt: a tensor requires grad (MC503).
             MaskcError: as CompiledMask.
         """
         heads = self.heads[0]
@@ -260,6 +288,10 @@ class PagedAttention:
             if repeated:
                 return repeated
         pools = self._heads_first(k_pool, v_pool)
+        of_heads = {"alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
+        tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
+        plan.check_library(tensors)
+        self._admit({**tensors, **of_heads, **tables})
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
             kind = None
@@ -268,14 +300,15 @@ class PagedAttention:
         options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
                               deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
-        for number, part in enumerate(plan.parts):
-            call = part.call(q, pools, scales, options, tables)
-            if number:
-                call = call._replace(options=options._replace(sink_logits=None))  # they count once
-                heads = alibi_slopes, sink_logits
-                if self.loads_pages and not needs_torch(*call[:3], *heads, tables):
-                    call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
-            results.append(part.run(call, kind))
+        with _without_autocast(q):
+            for number, part in enumerate(plan.parts):
+                call = part.call(q, pools, scales, options, tables)
+                if number:  # sinks count once
+                    call = call._replace(options=options._replace(sink_logits=None))
+                    heads = alibi_slopes, sink_logits
+                    if TABLES in call.data and not needs_torch(*call[:3], *heads, tables):
+                        call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
+                results.append(part.run(call, kind))
         if len(results) == 1:
             return results[0]
         return merge(*zip(*results, strict=True), layout="bhsd")
@@ -418,15 +451,35 @@ class PagedAttention:
             return k_pool, v_pool
         return k_pool.swapaxes(1, 2), v_pool.swapaxes(1, 2)
 
+    def _admit(self, tensors: Mapping[str, Any]) -> None:
+        """Refuse what kernels over pages do not compute.
+
+        Raises:
+            BadPages: q has another dtype than kernels (MC464).
+            TargetNotBuilt: a gradient is wanted (MC503).
+        """
+        q = tensors["q"]
+        if dtype_of(q) not in FLOAT_CODES or is_e4m3(q):
+            raise BadPages("q", "of dtype float32, bfloat16 or float16", dtype_of(q), at="q")
+        torch = torch_of(q)
+        if torch is None or not torch.is_grad_enabled():
+            return
+        for name, x in tensors.items():
+            if getattr(x, "requires_grad", False) is True:
+                why = f"{name} requires grad, and pages have a forward pass alone"
+                hint = "call it under torch.no_grad(); train by mc.attention on keys without pages"
+                raise TargetNotBuilt(self.attn.target.name, "backward", why, hint, at=name)
+
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
         for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
             rows = (self.page_size, self.heads[1])[:: 1 if self.layout == "NHD" else -1]
             if len(pool.shape) != 4 or tuple(pool.shape[1:3]) != rows:
-                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim]"
+                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim] for {self.layout}"
                 raise BadPages(name, wanted, list(pool.shape), at=name)
             if is_e4m3(pool) != self.in_e4m3:
-                wanted = "float8_e4m3fn, as pool_dtype says" if self.in_e4m3 else (
+                wanted = "float8_e4m3fn, as pool_dtype says: pool.view(float8_e4m3fn) of bytes"
+                wanted = wanted if self.in_e4m3 else (
                     "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
                 )  # fmt: skip
                 raise BadPages(name, wanted, dtype_of(pool), at=name)
@@ -504,11 +557,11 @@ class QueryPart:
     """A launch of a run."""
 
     def __init__(
-        self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any], in_place: bool
-    ) -> None:
-        """`in_place`: whether kernels load pages where they lie."""
+        self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """`data`: of the mask."""
         self.blocks = blocks
-        self._attn, self._data, self._in_place = attn, data, in_place
+        self._attn, self._data = attn, data
         self._in_rows = blocks.in_rows
         self._repeats: dict[object, _Repeat] = {}
         """By kinds of calls."""
@@ -519,7 +572,7 @@ class QueryPart:
     ) -> AttentionCall:  # fmt: skip
         """Return the call of a launch; `pools` are [pages, heads, page_size, D]."""
         blocks, data = self.blocks, {**self._data, **tables}
-        if self._in_place:
+        if self._attn.serving(q).bundle.problem.page_size:
             k, v, data[TABLES] = blocks.in_pages(*pools, scales)
         else:
             k, v = (blocks.copied(x, q, scale) for x, scale in zip(pools, scales, strict=False))
@@ -533,12 +586,7 @@ class QueryPart:
         """
         if kind is None:
             return self.blocks.rows(*self._attn.attend(call))
-        try:
-            (out, lse), launch = self._attn.serving(call.q).run_first(call)
-        except UNFIT:
-            if not torch_answers(call.q):
-                raise
-            return self.blocks.rows(*self._attn.attend(call))
+        (out, lse), launch = self._attn.serving(call.q).run_first(call)
         if launch is not None:
             if len(self._repeats) >= _MOST_KINDS:
                 self._repeats.clear()
@@ -633,7 +681,9 @@ class PagedPlan:
         self._block = ArgumentBlock(STEP)
         self._scales: dict[object, PoolScales] = {}
         """Scales of layers, by where they lie."""
-        self.repeats = paged.loads_pages and not shared_keys and not paged.scored
+        self.repeats = self._kernels is not None and paged.loads_pages and not (
+            shared_keys or paged.scored
+        )  # fmt: skip
         """Whether layers repeat the launch of the first one."""
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
@@ -733,16 +783,16 @@ class PagedPlan:
     def _cut(self, lengths: _Lengths) -> tuple[int, int]:
         """Queries of a block, and how many blocks there are at most.
 
-        Blocks fit their heads into one tile of rows, which then reads keys once. Where pages are
-        copied, a sequence is one block: each block gets a copy.
+        Blocks fit their heads into one tile of rows, which then reads keys once. On CPUs, and where
+        pages are copied for each block, a sequence is one block.
         """
         group = self._paged.heads[0] // self._paged.heads[1]
         fitting = max(1, _ROWS // group)
         if lengths.sequence_queries and (
-            lengths.sequence_queries <= fitting or not self._paged.loads_pages
+            lengths.sequence_queries <= fitting or not self._paged.cuts_queries
         ):
             return lengths.sequence_queries, lengths.sequences
-        if not self._paged.loads_pages:
+        if not self._paged.cuts_queries:
             return max(1, lengths.most), lengths.sequences
         block = min(fitting, 1 << max(0, lengths.most - 1).bit_length())
         return block, lengths.sequences + lengths.total // block
@@ -880,7 +930,7 @@ class PagedPlan:
         tokens, size = self.tokens, self._paged.page_size
         group = self._paged.heads[0] // self._paged.heads[1]
         block = max(1, tokens)
-        if self._paged.loads_pages:
+        if self._paged.cuts_queries:
             block = min(max(1, _ROWS // group), 1 << max(0, tokens - 1).bit_length())
         blocks, keys = -(-tokens // block), self._shared_keys
         sizes = StepSizes(1, 0, tokens, block, blocks, size, _rounded(keys), keys)
@@ -1000,6 +1050,19 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
+    def check_library(self, tensors: Mapping[str, Any]) -> None:
+        """Check that arrays of a layer are of the library of the page table.
+
+        Raises:
+            BadPages: one is not (MC464).
+        """
+        kind: type = np.ndarray if self._torch is None else self._torch.Tensor
+        for name, x in tensors.items():
+            if not isinstance(x, kind):
+                library = "an array of NumPy" if self._torch is None else "a torch tensor"
+                wanted = f"{library}, as the page table"
+                raise BadPages(name, wanted, type(x).__name__, at=name)
+
     def scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
         """Return the scales of a layer; a plan remembers those that lie on its device.
 
@@ -1030,7 +1093,7 @@ class PagedPlan:
             return PoolScales(k, v)
         factors = self._factor(k), self._factor(v)
         by_sequence = any(factor.sequence_step for factor in factors)
-        at = owner.data_ptr() if by_sequence and owner is not None else 0
+        at = address(owner) if by_sequence and owner is not None else 0
         lasting = all(mine.held is None or mine.held is x for mine, x in zip(factors, (k, v)))
         return PoolScales(k, v, pool_block(*factors, at), factors, lasting)
 
@@ -1052,28 +1115,29 @@ class PagedPlan:
         if not hasattr(scale, "shape"):
             return PoolFactor(scale)
         torch = self._torch
-        if not isinstance(scale, torch.Tensor):
-            scale = torch.from_numpy(np.ascontiguousarray(scale))
-        if scale.dtype != torch.float32 or scale.device != self._device:
-            scale = scale.to(self._device, torch.float32)
-        axes = list(zip(scale.shape, scale.stride(), strict=True))
-        steps = [step if size > 1 else 0 for size, step in axes]
-        return PoolFactor(1.0, scale.data_ptr(), *([0, 0] + steps)[-2:], scale)
+        if torch is None:
+            scale = np.asarray(scale, np.float32)
+        else:
+            scale = scale if isinstance(scale, torch.Tensor) else torch.from_numpy(scale)
+            if scale.dtype != torch.float32 or scale.device != self._device:
+                scale = scale.to(self._device, torch.float32)
+        steps = (
+            step if size > 1 else 0 for size, step in zip(scale.shape, steps_of(scale), strict=True)
+        )
+        return PoolFactor(1.0, address(scale), *(0, 0, *steps)[-2:], scale)
 
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
         """The launches of a run: one, or one for shared keys and one for all others."""
         paged, shared = self._paged, self._shared
         if shared is None:
-            return (QueryPart(paged.attn, self._blocks, self.data, paged.loads_pages),)
+            return (QueryPart(paged.attn, self._blocks, self.data),)
         placed, attn = paged._split
         names = (*placed.reads, POSITION)
         keys = {FIRST: 0, END: self._shared_keys}, {FIRST: self._shared_keys, END: self.n_kv}
         return tuple(
             QueryPart(
-                attn, part,
-                {name: part.state[_STATE[name]] for name in names} | self._params | ends,
-                paged.loads_pages,
+                attn, part, {name: part.state[_STATE[name]] for name in names} | self._params | ends
             )
             for part, ends in zip((shared, self._blocks), keys, strict=True)
         )
@@ -1153,6 +1217,14 @@ def _kind_of(
         return kind
     of_heads = _scale_kind(slopes), _scale_kind(sinks)
     return None if None in of_heads else (*kind, *of_heads)
+
+
+def _without_autocast(q: Any) -> AbstractContextManager[object]:
+    """Kernels take tensors as they are: torch would cast views of pools, which have no places."""
+    torch = torch_of(q)
+    if torch is None or not torch._C._is_any_autocast_enabled():
+        return nullcontext()
+    return torch.autocast(q.device.type, enabled=False)
 
 
 def _scale_kind(x: Any) -> object:

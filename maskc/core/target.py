@@ -62,7 +62,8 @@ class Target:
     loads_pages: bool = False
     """Whether its kernels load keys and values from pages of pools."""
     pool_dims: tuple[int, ...] = ()
-    """Widths of rows, of q, k and v alike, whose kernels convert pools of E4M3 on load."""
+    """Widths of rows, of q, k and v alike, whose kernels convert pools of E4M3 on load; with
+    `loads_pages`, a target without `head_dims` converts rows of all widths."""
     unequal: tuple[UnequalWidths, ...] = ()
     """Widths that kernels of the default form support in addition to `head_dims`."""
 
@@ -136,7 +137,7 @@ class Target:
     def loads(self, problem: Problem) -> bool:
         """Whether its kernels load k and v from pages of the problem's pools, and convert them if
         they have another dtype. Rows of E4M3 have whole pieces of 16 bytes."""
-        if not self.loads_pages or not problem.converts:
+        if not self.loads_pages or not problem.converts or not self.head_dims:
             return self.loads_pages
         padded, dims = self.padded(problem), (problem.head_dim, problem.head_dim_v)
         of_qk, of_v = padded.head_dim, padded.head_dim_v
@@ -252,7 +253,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), _BOTH, 0, least_block=1,
-            scores=True, drops=True,
+            scores=True, drops=True, loads_pages=True,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.errors import BadPages
 from maskc.dispatch.options import Pages
 from maskc.layout.paged_step import StepSizes
 from maskc.runtime.paged import BLOCK, PageTables, PoolScales
@@ -91,21 +90,15 @@ class QueryBlocks(NamedTuple):
         Args:
             k_pool, v_pool: [pages, heads, page_size, D].
             scales: of the pools.
-
-        Raises:
-            BadPages: a pool is no tensor of torch.
         """
         views, steps = [], []
-        for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
-            if not isinstance(pool, self.torch.Tensor):
-                wanted = "a torch tensor, as the page table"
-                raise BadPages(name, wanted, type(pool).__name__, at=name)
-            page, head, token, dim = pool.stride()
+        for pool in (k_pool, v_pool):
+            page, head, token, dim = steps_of(pool)
             shape = (self.sizes.blocks, pool.shape[1], self.sizes.n_kv, pool.shape[3])
-            views.append(self.torch.as_strided(pool, shape, (0, head, 0, dim)))
+            views.append(_laid(pool, shape, (0, head, 0, dim)))
             steps.append((page, head, token))
         held = tuple(self.state[name] for name in ("pages", "first_page", "key_count"))
-        block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
+        block = BLOCK.pack(*map(address, held), k_pool.shape[0])
         block, held = block + scales.block, (*held, scales)
         return views[0], views[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
 
@@ -143,3 +136,24 @@ class QueryBlocks(NamedTuple):
             scale = scale.to(self.state["pages"].device)
         owner = self.state.get("owner")
         return (scale if owner is None else scale[owner])[:, None, :, None]
+
+
+def address(x: Any) -> int:
+    """The address of an array of torch or NumPy."""
+    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+
+
+def steps_of(x: Any) -> tuple[int, ...]:
+    """Elements from one entry to the next along each dimension."""
+    if isinstance(x, np.ndarray):
+        return tuple(step // x.itemsize for step in x.strides)
+    strides: tuple[int, ...] = x.stride()
+    return strides
+
+
+def _laid(x: Any, shape: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+    """An array at the same address with another shape and other steps."""
+    if isinstance(x, np.ndarray):
+        strides = [step * x.itemsize for step in steps]
+        return np.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)
+    return x.as_strided(shape, steps)

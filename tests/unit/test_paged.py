@@ -607,7 +607,7 @@ def test_pools_in_e4m3(case, library, monkeypatch):
         E4M3_MASK, page, heads, dim, head_dim_v=dim_v, n_kv_heads=kv_heads, target=target,
         dtype=kind, layout=layout, pool_dtype="float8_e4m3fn",
     )  # fmt: skip
-    assert attn.loads_pages == (target != "cpu")
+    assert attn.loads_pages
     lens_q = counts[0] if len(set(counts)) == 1 else make(np.array(counts))
     plan = attn.plan(make(pool.table), lens_q, make(np.array(lengths)))
     slopes, sinks = np.linspace(0.01, 0.2, heads), np.linspace(-1, 2, heads)
@@ -884,7 +884,7 @@ def test_one_launch_makes_a_step(hopper, kind, given, lists):
             )
             if target == "cpu":  # which cuts as the kernels do
                 monkey = pytest.MonkeyPatch()
-                monkey.setattr(type(attn), "loads_pages", True)
+                monkey.setattr(type(attn), "cuts_queries", True)
             table = torch.from_numpy(entries)[:, ::2]
             if lists:
                 table = torch.from_numpy(starts), table.reshape(-1)
