@@ -19,20 +19,33 @@ FN float value_scale(const struct Attention *p, i32 batch, i32 head) {
     return pool_scale(p, p->v_scale, p->v_scale_step, p->v_number, batch, head);
 }
 
+typedef in_pool bytes __attribute__((vector_size(LANES)));
+typedef bytes bytes_in_memory __attribute__((aligned(1), may_alias));
+
 // Four bits of exponent, three of fraction; no infinity, and one NaN of each sign.
-FN float e4m3(unsigned char x) {
-    const union { i32 bits; float number; } normal = {((x >> 3 & 15) + 120) << 23 | (x & 7) << 20};
-    const float size = (x & 127) == 127 ? __builtin_nanf("")
-                     : x >> 3 & 15      ? normal.number
-                                        : (float)(x & 7) * 0x1p-9f;
-    return x >> 7 ? -size : size;
+FN vec widen_bytes(bytes x) {
+    const ivec code = __builtin_convertvector(x, ivec), size = code & 127;
+    const vec normal = (vec)((size << 20) + (120 << 23));
+    const vec small = __builtin_convertvector(size, vec) * 0x1p-9f;
+    const vec number = either(size < 8, small, normal);
+    const vec nan = splat(__builtin_nanf(""));
+    return (vec)((ivec)either(size == 127, nan, number) | (code & 128) << 24);
 }
 // As load_row.
 FN vec load_pool_row(float *to, const in_pool *from, i32 columns, float scale) {
     vec trace = {0};
-    for (i32 j = 0; j < columns; j += LANES) {
-        for (i32 i = j; i < j + LANES; i++) to[i] = i < columns ? e4m3(from[i]) * scale : 0.0f;
-        trace += load(to + j) * 0.0f;
+    i32 j = 0;
+    for (; j + LANES <= columns; j += LANES) {
+        const vec x = widen_bytes(*(const bytes_in_memory *)(from + j)) * scale;
+        trace += x * 0.0f;
+        store(to + j, x);
+    }
+    if (columns % LANES) {
+        in_pool rest[LANES] = {0};
+        for (i32 i = 0; j + i < columns; i++) rest[i] = from[j + i];
+        const vec x = widen_bytes(*(const bytes_in_memory *)rest) * scale;
+        trace += x * 0.0f;
+        store(to + j, x);
     }
     return trace;
 }
