@@ -37,13 +37,14 @@ from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.dsl.mask import Mask
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.autograd import needs_torch
+from maskc.runtime.autograd import is_compiling, needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import BLOCK, TABLES, PoolFactor, PoolScales, pool_block
@@ -72,6 +73,8 @@ _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 FIRST, END = "paged_first_key", "paged_end_key"
 """Parameters of masks between two keys."""
+_RUN = ("scale", "softcap", "alibi_slopes", "sink_logits", "k_scale", "v_scale", "deterministic")
+"""Options of a run."""
 _MOST_SCALES = 256
 """Pairs of scales that a plan remembers."""
 _MOST_KINDS = 16
@@ -115,6 +118,8 @@ def paged(
         NotPaged: the mask or the formula cannot be read in positions (MC466).
         MaskcError: as Mask.compile.
     """
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.paged", mask, at="mask")
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     counts = {"page_size": page_size, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     for name, count in counts.items():
@@ -274,11 +279,21 @@ class PagedAttention:
             TargetNotBuilt: a tensor requires grad (MC503).
             MaskcError: as CompiledMask.
         """
+        if is_compiling(q):
+            options = {
+                "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
+                "sink_logits": sink_logits, "k_scale": k_scale, "v_scale": v_scale,
+                "deterministic": deterministic, **tables,
+            }  # fmt: skip
+            return _eagerly(self.run, (q, k_pool, v_pool, plan), options)
         heads = self.heads[0]
+        self._check_plan(plan)
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         scales = plan.scales(k_scale, v_scale)
+        for name in tables if self._options["score"] is None else ():
+            raise unknown_keyword(name, (), _RUN)
         kind = None
         if plan.repeats:
             kind = _kind_of(
@@ -297,14 +312,14 @@ class PagedAttention:
             kind = None
         if not plan.tokens:
             return _nothing(q, v_pool)
-        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
+        of_call = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
                               deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
         with _without_autocast(q):
             for number, part in enumerate(plan.parts):
-                call = part.call(q, pools, scales, options, tables)
+                call = part.call(q, pools, scales, of_call, tables)
                 if number:  # sinks count once
-                    call = call._replace(options=options._replace(sink_logits=None))
+                    call = call._replace(options=of_call._replace(sink_logits=None))
                     heads = alibi_slopes, sink_logits
                     if TABLES in call.data and not needs_torch(*call[:3], *heads, tables):
                         call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
@@ -357,6 +372,8 @@ class PagedAttention:
                 one slot (MC465, MC660 to MC663).
         """
         heads, kv_heads = self.heads
+        if plan is not None:
+            self._check_plan(plan)
         self._check_pools(k_pool, v_pool)
         slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
@@ -451,6 +468,17 @@ class PagedAttention:
             return k_pool, v_pool
         return k_pool.swapaxes(1, 2), v_pool.swapaxes(1, 2)
 
+    def _check_plan(self, plan: PagedPlan) -> None:
+        """Check that a plan is one of this object's own.
+
+        Raises:
+            BadPages: it is not (MC464).
+        """
+        if not isinstance(plan, PagedPlan) or plan.paged is not self:
+            kind = type(plan).__name__
+            kind = f"that of {plan.paged!r}" if isinstance(plan, PagedPlan) else kind
+            raise BadPages("plan", f"what plan() of {self!r} returned", kind, at="plan")
+
     def _admit(self, tensors: Mapping[str, Any]) -> None:
         """Refuse what kernels over pages do not compute.
 
@@ -542,11 +570,11 @@ class _Repeat(NamedTuple):
     launch: RepeatedPass
     block: bytes
     """Of the pages, see `runtime/paged`; blocks of scales follow it."""
-    out: _Memory
-    lse: _Memory
+    out: _Result
+    lse: _Result
 
 
-class _Memory(NamedTuple):
+class _Result(NamedTuple):
     """How a result lies."""
 
     shape: tuple[int, ...]
@@ -590,7 +618,7 @@ class QueryPart:
         if launch is not None:
             if len(self._repeats) >= _MOST_KINDS:
                 self._repeats.clear()
-            memory = (_Memory(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
+            memory = (_Result(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
             block = call.data[TABLES].block[: BLOCK.size]
             self._repeats[kind] = _Repeat(launch, block, *memory)
         return self.blocks.rows(out, lse)
@@ -657,7 +685,11 @@ class PagedPlan:
         data: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Arguments as of `PagedAttention.plan`; `known`: total_q, max_seqlen_q, max_seqlen_kv."""
-        self._paged = paged
+        self.paged = paged
+        """The compiled mask that made the plan."""
+        if isinstance(page_table, list) and any(hasattr(x, "shape") for x in page_table):
+            wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
+            raise BadPages("page_table", wanted, "a list of arrays", at="page_table")
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
@@ -767,7 +799,7 @@ class PagedPlan:
         return tensor_of.astype(np.int64, copy=False) if self._kernels is None else tensor_of
 
     def _most_keys(self, page_table: Any, most: int | None) -> int:
-        size = self._paged.page_size
+        size = self.paged.page_size
         if most is not None:
             if type(most) is not int or most < 0:
                 raise BadPages("max_seqlen_kv", "an integer from 0 on", most, at="max_seqlen_kv")
@@ -786,13 +818,13 @@ class PagedPlan:
         Blocks fit their heads into one tile of rows, which then reads keys once. On CPUs, and where
         pages are copied for each block, a sequence is one block.
         """
-        group = self._paged.heads[0] // self._paged.heads[1]
+        group = self.paged.heads[0] // self.paged.heads[1]
         fitting = max(1, _ROWS // group)
         if lengths.sequence_queries and (
-            lengths.sequence_queries <= fitting or not self._paged.cuts_queries
+            lengths.sequence_queries <= fitting or not self.paged.cuts_queries
         ):
             return lengths.sequence_queries, lengths.sequences
-        if not self._paged.cuts_queries:
+        if not self.paged.cuts_queries:
             return max(1, lengths.most), lengths.sequences
         block = min(fitting, 1 << max(0, lengths.most - 1).bit_length())
         return block, lengths.sequences + lengths.total // block
@@ -823,11 +855,11 @@ class PagedPlan:
         else:
             table = self._take(page_table, "page_table", 2)
             _has(table, (count, table.shape[1]), "page_table")
-            wanted = -(-self.max_seqlen_kv // self._paged.page_size)
+            wanted = -(-self.max_seqlen_kv // self.paged.page_size)
             if table.shape[1] < wanted:
                 name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
                 raise BadPages("page_table", name, table.shape[1], at="page_table")
-        arrays = tuple(self._datum(array, data) for array in self._paged.placed.arrays)
+        arrays = tuple(self._datum(array, data) for array in self.paged.placed.arrays)
         return _Given(lens_q, cu_seqlens_q is not None, lens_kv, starts, table, arrays)
 
     def _datum(self, array: TokenArray, data: Mapping[str, Any]) -> Any:
@@ -860,13 +892,13 @@ class PagedPlan:
             "used": (sizes.sequences,), "spans": (sizes.sequences, 2),
             "pages": (math.prod(given.table.shape),), "token_position": (sizes.tokens,),
         }  # fmt: skip
-        if QUERIES in self._paged.placed.reads:
+        if QUERIES in self.paged.placed.reads:
             shapes["queries"] = rows
         if not sizes.whole:
             shapes |= {"rows": rows, "places": (sizes.tokens,)}
-            if self._paged.in_e4m3:  # whose blocks ask for the scale of their sequence
+            if self.paged.in_e4m3:  # whose blocks ask for the scale of their sequence
                 shapes["owner"] = blocks
-        arrays = zip(self._paged.placed.arrays, given.data, strict=True)
+        arrays = zip(self.paged.placed.arrays, given.data, strict=True)
         for number, (array, values) in enumerate(arrays):
             of_keys = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
             shapes[f"array{number}"] = rows if array.of_queries else of_keys
@@ -916,25 +948,25 @@ class PagedPlan:
         Raises:
             BadPages: it does not fit the pages, or the mask has data.
         """
-        size = self._paged.page_size
+        size = self.paged.page_size
         if type(keys) is not int or not 0 <= keys <= self.max_seqlen_kv or keys % size:
             wanted = f"a multiple of page_size={size} from 0 to {self.max_seqlen_kv}"
             raise BadPages("shared_keys", wanted, repr(keys), at="shared_keys")
-        if keys and self._paged.placed.arrays:
-            name = self._paged.placed.arrays[0].decl.name
+        if keys and self.paged.placed.arrays:
+            name = self.paged.placed.arrays[0].decl.name
             raise BadPages("shared_keys", f"0, as the mask reads {name!r}", keys, at="shared_keys")
         return keys
 
     def _blocks_of_shared(self) -> QueryBlocks:
         """Allocate the arrays of blocks of queries of any sequences, over the shared keys."""
-        tokens, size = self.tokens, self._paged.page_size
-        group = self._paged.heads[0] // self._paged.heads[1]
+        tokens, size = self.tokens, self.paged.page_size
+        group = self.paged.heads[0] // self.paged.heads[1]
         block = max(1, tokens)
-        if self._paged.cuts_queries:
+        if self.paged.cuts_queries:
             block = min(max(1, _ROWS // group), 1 << max(0, tokens - 1).bit_length())
         blocks, keys = -(-tokens // block), self._shared_keys
         sizes = StepSizes(1, 0, tokens, block, blocks, size, _rounded(keys), keys)
-        names = (*self._paged.placed.reads, POSITION)
+        names = (*self.paged.placed.reads, POSITION)
         shapes: dict[str, tuple[int, ...]] = {_STATE[name]: (blocks, block) for name in names}
         shapes |= {"rows": (blocks, block), "key_count": (blocks,), "first_page": (blocks,)}
         shapes["places"] = (tokens,)
@@ -962,7 +994,7 @@ class PagedPlan:
         real = positions >= 0 if self._sizes.whole else arrays["is_real"]
         row = np.arange(rows.size if self._torch is None else rows.numel())
         inside = self._array((row < self.tokens).reshape(tuple(rows.shape)))
-        for name in (*self._paged.placed.reads, POSITION):
+        for name in (*self.paged.placed.reads, POSITION):
             key = _STATE[name]
             of_token, nothing = arrays[key].reshape(-1), 0
             if name == POSITION:
@@ -986,7 +1018,7 @@ class PagedPlan:
             pages = PageLists.of_rows(given.table)
         else:
             pages = PageLists.of_lists(given.starts, given.table)
-        arrays = self._paged.placed.arrays
+        arrays = self.paged.placed.arrays
         data = [
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
             for array, x in zip(arrays, given.data, strict=True)
@@ -999,7 +1031,7 @@ class PagedPlan:
     def _fill_block(self, given: _Given, library: Library) -> None:
         """Set the arguments of the launch."""
         block, sizes = self._block.members, self._sizes
-        arrays = self._paged.placed.arrays
+        arrays = self.paged.placed.arrays
         if not block.tokens and not block.sequences:
             for name, to in self._state.items():
                 if hasattr(block, name):
@@ -1045,7 +1077,7 @@ class PagedPlan:
     @property
     def data(self) -> dict[str, Any]:
         """The data of the compiled mask, by name."""
-        placed, state = self._paged.placed, self._state
+        placed, state = self.paged.placed, self._state
         arrays = {name: state[_STATE[name]] for name in (*placed.reads, POSITION)}
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
@@ -1086,7 +1118,7 @@ class PagedPlan:
         return self._checked_scales(None, None)
 
     def _checked_scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
-        paged, owner = self._paged, self._state.get("owner")
+        paged, owner = self.paged, self._state.get("owner")
         given = (("k_scale", k_scale), ("v_scale", v_scale))
         k, v = (paged._scale(x, name, self) for name, x in given)
         if not (paged.in_e4m3 and paged.loads_pages):
@@ -1103,7 +1135,7 @@ class PagedPlan:
         Raises:
             BadPages: it is another one, or sequences share keys.
         """
-        sequences, heads = self._sizes.sequences, self._paged.heads[1]
+        sequences, heads = self._sizes.sequences, self.paged.heads[1]
         wanted = f"of shape [{sequences}, {heads}] or [{sequences}, 1]"
         if self._shared is not None:
             wanted = f"of shape [{heads}] or a number, as sequences share keys"
@@ -1129,7 +1161,7 @@ class PagedPlan:
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
         """The launches of a run: one, or one for shared keys and one for all others."""
-        paged, shared = self._paged, self._shared
+        paged, shared = self.paged, self._shared
         if shared is None:
             return (QueryPart(paged.attn, self._blocks, self.data),)
         placed, attn = paged._split
@@ -1160,15 +1192,15 @@ class PagedPlan:
         for sequence, ((first, end), keys) in enumerate(
             zip(spans.tolist(), used.tolist(), strict=True)
         ):
-            count = -(-keys // self._paged.page_size)
-            room = min(self.max_seqlen_kv, (end - first) * self._paged.page_size)
+            count = -(-keys // self.paged.page_size)
+            room = min(self.max_seqlen_kv, (end - first) * self.paged.page_size)
             if keys > room:
                 finding = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
                 if room < self.max_seqlen_kv:
                     finding = f"{keys} keys, and its {end - first} pages hold {room}"
                 raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
-            shared = entries[spans[0, 0] :][: self._shared_keys // self._paged.page_size].tolist()
+            shared = entries[spans[0, 0] :][: self._shared_keys // self.paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
                 if index < len(shared) and page != shared[index]:
                     raise PageNotShared(sequence, index, page, shared[index], at="page_table")
@@ -1186,7 +1218,7 @@ class PagedPlan:
         Raises:
             SlotTwice: two rows go to one slot (MC663).
         """
-        _check_slots(self.slots, self._paged.page_size)
+        _check_slots(self.slots, self.paged.page_size)
 
 
 def _check_slots(slots: Any, size: int) -> None:
@@ -1217,6 +1249,16 @@ def _kind_of(
         return kind
     of_heads = _scale_kind(slopes), _scale_kind(sinks)
     return None if None in of_heads else (*kind, *of_heads)
+
+
+def _eagerly(run: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run a layer outside of torch.compile's graph, which breaks here: a launch over pages reads
+    addresses, which a graph does not have."""
+    torch: Any = torch_of(arguments[0])
+    return torch._dynamo.disable(run)(*arguments, **options)
+
+
+setattr(_eagerly, "_torchdynamo_disable", True)  # noqa: B010
 
 
 def _without_autocast(q: Any) -> AbstractContextManager[object]:

@@ -67,7 +67,7 @@ from maskc.runtime.launch.sequence import PartedPlan
 from maskc.runtime.paged import PageBlock
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
-from maskc.runtime.repeated import Launched, RepeatedPass
+from maskc.runtime.repeated import FirstPass, RepeatedPass
 from maskc.runtime.scored import ScoreReader
 from maskc.runtime.selecting import call_selecting
 from maskc.runtime.torch_calls import entmax_by_head, through_torch
@@ -566,12 +566,12 @@ class CompiledMask:
             return results, None
         if plan.watched is None or not sent.usual.lasting:
             return results, None
-        launched = Launched(plan.plan, plan.watched, *rest)
+        launched = FirstPass(plan.plan, plan.watched, *rest)
         return results, RepeatedPass(launched, self._unaligned)
 
     def _launched(self, call: AttentionCall) -> tuple[Any, ...]:
         """Run a call; return its results, and how it was launched: the plan, what its stream has,
-        then the rest of `Launched`."""
+        then the rest of `FirstPass`."""
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             call, opened = self._opened(call)

@@ -23,7 +23,7 @@ _OPTIONS = slice(10, None)
 """POINTERS behind the workspace."""
 
 
-class Launched(NamedTuple):
+class FirstPass(NamedTuple):
     """A pass that has just been enqueued."""
 
     plan: ListsPlan
@@ -39,11 +39,11 @@ class Launched(NamedTuple):
 class RepeatedPass:
     """Enqueues a pass again while its lists of tiles stay as they are."""
 
-    __slots__ = ("_index", "_launched", "_sents", "_unaligned", "_workspace")
+    __slots__ = ("_index", "_first", "_sents", "_unaligned", "_workspace")
 
-    def __init__(self, launched: Launched, unaligned: int) -> None:
+    def __init__(self, launched: FirstPass, unaligned: int) -> None:
         """`unaligned`: bits that no address may have."""
-        self._launched, self._unaligned = launched, unaligned
+        self._first, self._unaligned = launched, unaligned
         self._index = launched.plan.main.device[1]
         self._workspace = launched.outputs[2] if len(launched.outputs) > 2 else None
         self._sents: dict[bytes, tuple[Sent, Sent]] = {}
@@ -57,7 +57,7 @@ class RepeatedPass:
             tensors: addresses of q, k, v, out and lse, which are like those of the first pass.
             block: what kernels find behind `struct Attention`.
         """
-        plan, watched, library, stream, before, numbers, _ = self._launched
+        plan, watched, library, stream, before, numbers, _ = self._first
         main = plan.main
         if library.stream(self._index) != stream or (stream and plan.lists.capturing(stream)):
             return False

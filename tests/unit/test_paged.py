@@ -217,6 +217,64 @@ def test_what_is_refused():
         on_cpu(mc.causal(), 16).plan(table, 1, [3], d=[1])
 
 
+def test_mistakes_of_layers():
+    torch = pytest.importorskip("torch")
+    attn, other = on_cpu(mc.causal(), 16), on_cpu(mc.window(3), 16)
+    pool = Pool([20, 7], 16, 2, 16)
+    table, lengths = torch.from_numpy(pool.table), torch.tensor([20, 7])
+    plan = attn.plan(table, 1, lengths)
+    q, k, v = (torch.from_numpy(x) for x in (pool.queries([1, 1], 4), pool.k_pool, pool.v_pool))
+    for given, options, why in (
+        ((q, k, v, other.plan(table, 1, lengths)), {}, "MC464.*plan must be what plan.. of Paged"),
+        ((q, plan, k, v), {}, "MC464.*plan must be .*, found Tensor"),
+        ((q.numpy(), k, v, plan), {}, "MC464.*q must be a torch tensor, as the page table"),
+        ((q, k.numpy(), v, plan), {}, "MC464.*k_pool must be a torch tensor"),
+        ((q.double(), k.double(), v.double(), plan), {}, "MC464.*q must be of dtype float32, bf"),
+        ((q, k.swapaxes(1, 2), v.swapaxes(1, 2), plan), {}, r"MC464.*head_dim\] for NHD"),
+        ((q, k, v, plan), {"window": 3}, "MC302.*named 'window'"),
+        ((q.clone().requires_grad_(), k, v, plan), {}, "MC503.*q requires grad, and pages have a"),
+        ((q, k, v.clone().requires_grad_(), plan), {}, r"MC503.*v_pool requires(.|\n)*no_grad\(\)"),
+        ((q, k, v, plan), {"sink_logits": torch.zeros(4, requires_grad=True)}, "MC503.*sink_log"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.run(*given, **options)
+    with torch.no_grad():
+        attn.run(q.clone().requires_grad_(), k, v, plan)
+    with pytest.raises(MaskcError, match="page_table must be an array .*, or a tuple"):
+        attn.plan([torch.from_numpy(pool.indptr), torch.from_numpy(pool.indices)], 1, lengths)
+    with pytest.raises(MaskcError, match="MC106.*mc.paged expects a mask(.|\\n)*mc.where"):
+        on_cpu(lambda q, k: k <= q, 16)
+    with pytest.raises(MaskcError, match="pool_dtype must be 'float8_e4m3fn', or None.*'fp8'"):
+        on_cpu(mc.causal(), 16, pool_dtype="fp8")
+
+
+def test_calls_without_a_graph():
+    """torch.compile runs layers outside of its graph; autocast casts no pools."""
+    torch = pytest.importorskip("torch")
+    attn, pool = on_cpu(mc.causal(), 16, dtype=None), Pool([20, 7], 16, 2, 16)
+    plan = attn.plan(torch.from_numpy(pool.table), 1, torch.tensor([20, 7]))
+    q, k, v = (torch.from_numpy(x) for x in (pool.queries([1, 1], 4), pool.k_pool, pool.v_pool))
+    out, lse = attn.run(q, k, v, plan)
+    layer = torch.compile(lambda q: attn.run(q * 2, k, v, plan, scale=0.125)[0] + 1, backend="eager")
+    torch.testing.assert_close(layer(q), out + 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = attn.run(q, k, v, plan)
+    torch.testing.assert_close(results, (out, lse))
+
+
+def test_explanations_say_how_pages_are_read():
+    for options, why in (
+        ({}, "loaded where they lie"),
+        ({"pool_dtype": "float8_e4m3fn"}, "lie, E4M3 converted to float32 on load"),
+        ({"target": "simt"}, "copied before each launch: target simt loads none"),
+        ({"target": "sm_90a", "dtype": "float16", "dim": 72, "pool_dtype": "float8_e4m3fn"},
+         "sm_90a convert no rows of 72 and 72"),
+    ):  # fmt: skip
+        attn = on_cpu(mc.causal(), 16, **options)
+        assert attn.loads_pages == ("copied" not in attn.explain())
+        assert why in attn.explain().splitlines()[-1]
+
+
 def test_tables_are_checked_where_asked(monkeypatch):
     pool = Pool([20, 7], 8, 2, 16)
     q = pool.queries([1, 1], 4)
