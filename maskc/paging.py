@@ -37,6 +37,7 @@ from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
@@ -368,6 +369,7 @@ class PagedAttention:
 
         Raises:
             BadPages: a tensor does not fit the plan or the pools (MC464).
+            TargetNotBuilt: a tensor requires grad (MC503).
             BadPageTable, SlotTwice: with MASKC_CHECK=1, a page table is wrong, or two rows go to
                 one slot (MC465, MC660 to MC663).
         """
@@ -395,6 +397,7 @@ class PagedAttention:
             if x is not None and torch_of(x) is not None and x.stride(-1) != 1 < x.shape[-1]:
                 wanted = "with elements of a row next to each other"
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
+        self._refuse_gradients({"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool, "q": q})
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
         if os.environ.get("MASKC_CHECK") == "1":
             if plan is not None:
@@ -474,10 +477,23 @@ class PagedAttention:
         Raises:
             BadPages: it is not (MC464).
         """
-        if not isinstance(plan, PagedPlan) or plan.paged is not self:
+        if isinstance(plan, PagedPlan):
+            if plan.paged is self or plan.paged._kind == self._kind:
+                return
+            kind = f"that of {plan.paged!r}"
+        else:
             kind = type(plan).__name__
-            kind = f"that of {plan.paged!r}" if isinstance(plan, PagedPlan) else kind
-            raise BadPages("plan", f"what plan() of {self!r} returned", kind, at="plan")
+        raise BadPages("plan", f"what plan() of {self!r} returned", kind, at="plan")
+
+    @cached_property
+    def _kind(self) -> object:
+        """Equal for copies."""
+        options = sorted((name, repr(x)) for name, x in self._options.items() if name != "score")
+        score = self._options["score"]
+        return (
+            structure(self.mask), self.page_size, self.heads, self.layout, self.in_e4m3,
+            tuple(options), None if score is None else score.formula,
+        )  # fmt: skip
 
     def _admit(self, tensors: Mapping[str, Any]) -> None:
         """Refuse what kernels over pages do not compute.
@@ -489,7 +505,10 @@ class PagedAttention:
         q = tensors["q"]
         if dtype_of(q) not in FLOAT_CODES or is_e4m3(q):
             raise BadPages("q", "of dtype float32, bfloat16 or float16", dtype_of(q), at="q")
-        torch = torch_of(q)
+        self._refuse_gradients(tensors)
+
+    def _refuse_gradients(self, tensors: Mapping[str, Any]) -> None:
+        torch = torch_of(next(iter(tensors.values())))
         if torch is None or not torch.is_grad_enabled():
             return
         for name, x in tensors.items():
@@ -534,7 +553,7 @@ class PagedAttention:
             elif math.prod(shape) not in (1, self.heads[1]):
                 raise BadPages(name, wanted, list(shape), at=name)
             return scale
-        if isinstance(scale, (int, float)) and scale > 0:
+        if isinstance(scale, (int, float)) and 0 < scale < math.inf:
             return float(scale)
         raise BadPages(name, wanted, repr(scale), at=name)
 

@@ -976,12 +976,12 @@ def test_pickles():
     attn = on_cpu(mc.window(9), 8)
     pool = Pool([20, 7], 8, 2, 16)
     q = pool.queries([1, 1], 4)
-    copy = pickle.loads(pickle.dumps(attn))
+    copy, plan = pickle.loads(pickle.dumps(attn)), attn.plan(pool.table, 1, pool.lengths)
     results = [
-        each.run(q, pool.k_pool, pool.v_pool, each.plan(pool.table, 1, pool.lengths))
-        for each in (attn, copy)
-    ]
-    assert (results[0][0] == results[1][0]).all()
+        attn_or_copy.run(q, pool.k_pool, pool.v_pool, of)
+        for attn_or_copy in (attn, copy) for of in (plan, copy.plan(pool.table, 1, pool.lengths))
+    ]  # fmt: skip
+    assert all((result[0] == results[0][0]).all() for result in results)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
