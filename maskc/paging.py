@@ -286,7 +286,8 @@ class PagedAttention:
                 "sink_logits": sink_logits, "k_scale": k_scale, "v_scale": v_scale,
                 "deterministic": deterministic, **tables,
             }  # fmt: skip
-            return _eagerly(self.run, (q, k_pool, v_pool, plan), options)
+            eager: tuple[Any, Any] = _eagerly(self.run, (q, k_pool, v_pool, plan), options)
+            return eager
         heads = self.heads[0]
         self._check_plan(plan)
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
@@ -300,9 +301,10 @@ class PagedAttention:
             kind = _kind_of(
                 q, k_pool, v_pool, (scale, softcap, deterministic), alibi_slopes, sink_logits
             )
-            repeated = kind and plan.parts[0].again(kind, q, k_pool, v_pool, scales)
-            if repeated:
-                return repeated
+            if kind is not None:
+                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, scales)
+                if repeated is not None:
+                    return repeated
         pools = self._heads_first(k_pool, v_pool)
         of_heads = {"alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
@@ -321,8 +323,8 @@ class PagedAttention:
                 call = part.call(q, pools, scales, of_call, tables)
                 if number:  # sinks count once
                     call = call._replace(options=of_call._replace(sink_logits=None))
-                    heads = alibi_slopes, sink_logits
-                    if TABLES in call.data and not needs_torch(*call[:3], *heads, tables):
+                    given = (*call[:3], alibi_slopes, sink_logits, tables)
+                    if TABLES in call.data and not needs_torch(*given):
                         call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
                 results.append(part.run(call, kind))
         if len(results) == 1:
@@ -588,13 +590,13 @@ class _Repeat(NamedTuple):
 
     launch: RepeatedPass
     block: bytes
-    """Of the pages, see `runtime/paged`; blocks of scales follow it."""
+    """Page tables, see `runtime/paged`; blocks of scales follow it."""
     out: _Result
     lse: _Result
 
 
 class _Result(NamedTuple):
-    """How a result lies."""
+    """The shape and strides of a result."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -603,9 +605,7 @@ class _Result(NamedTuple):
 class QueryPart:
     """A launch of a run."""
 
-    def __init__(
-        self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any]
-    ) -> None:  # fmt: skip
+    def __init__(self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any]) -> None:
         """`data`: of the mask."""
         self.blocks = blocks
         self._attn, self._data = attn, data
@@ -732,9 +732,8 @@ class PagedPlan:
         self._block = ArgumentBlock(STEP)
         self._scales: dict[object, PoolScales] = {}
         """Scales of layers, by where they lie."""
-        self.repeats = self._kernels is not None and paged.loads_pages and not (
-            shared_keys or paged.scored
-        )  # fmt: skip
+        in_one = not (shared_keys or paged.scored)
+        self.repeats = self._kernels is not None and paged.loads_pages and in_one
         """Whether layers repeat the launch of the first one."""
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
@@ -1145,7 +1144,8 @@ class PagedPlan:
         factors = self._factor(k), self._factor(v)
         by_sequence = any(factor.sequence_step for factor in factors)
         at = address(owner) if by_sequence and owner is not None else 0
-        lasting = all(mine.held is None or mine.held is x for mine, x in zip(factors, (k, v)))
+        held = zip(factors, (k, v), strict=True)
+        lasting = all(factor.held is None or factor.held is x for factor, x in held)
         return PoolScales(k, v, pool_block(*factors, at), factors, lasting)
 
     def check_scale(self, shape: tuple[int, ...], name: str) -> None:
@@ -1172,10 +1172,9 @@ class PagedPlan:
             scale = scale if isinstance(scale, torch.Tensor) else torch.from_numpy(scale)
             if scale.dtype != torch.float32 or scale.device != self._device:
                 scale = scale.to(self._device, torch.float32)
-        steps = (
-            step if size > 1 else 0 for size, step in zip(scale.shape, steps_of(scale), strict=True)
-        )
-        return PoolFactor(1.0, address(scale), *(0, 0, *steps)[-2:], scale)
+        axes = zip(scale.shape, steps_of(scale), strict=True)
+        by_sequence, by_head = (0, 0, *(step if size > 1 else 0 for size, step in axes))[-2:]
+        return PoolFactor(1.0, address(scale), by_sequence, by_head, scale)
 
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
@@ -1285,7 +1284,8 @@ def _without_autocast(q: Any) -> AbstractContextManager[object]:
     torch = torch_of(q)
     if torch is None or not torch._C._is_any_autocast_enabled():
         return nullcontext()
-    return torch.autocast(q.device.type, enabled=False)
+    off: AbstractContextManager[object] = torch.autocast(q.device.type, enabled=False)
+    return off
 
 
 def _scale_kind(x: Any) -> object:

@@ -35,7 +35,7 @@ class PoolFactor(NamedTuple):
 
     number: float
     pointer: int = 0
-    """Of fp32; 0 for a number."""
+    """Address of fp32 numbers; 0 for a number."""
     sequence_step: int = 0
     head_step: int = 0
     """Elements from one sequence, or head, to the next; 0 if they share a factor."""
@@ -48,9 +48,9 @@ class PoolScales(NamedTuple):
 
     k: Any
     v: Any
-    """As they were given; 1.0 when left out."""
+    """Numbers or arrays as given; 1.0 when left out."""
     block: bytes = b""
-    """What kernels find behind BLOCK if they convert pools."""
+    """Members behind BLOCK, for kernels that convert pools."""
     held: object = None
     """Keeps the arrays alive that the block points to."""
     lasting: bool = True

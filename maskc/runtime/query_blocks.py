@@ -70,7 +70,7 @@ class QueryBlocks(NamedTuple):
         return self.of_tokens(*self.flattened(out, lse))
 
     def of_tokens(self, out: Any, lse: Any) -> tuple[Any, Any]:
-        """As `rows`, of results in the form of `gathered`."""
+        """Return what `rows` does, from results in the form of `gathered`."""
         if self.sizes.block > 1:
             out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
             out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
@@ -82,9 +82,7 @@ class QueryBlocks(NamedTuple):
         out = where(real[..., None], out[places], zero)
         return out, where(real, lse[places], -math.inf if self.torch else np.float32(-np.inf))
 
-    def in_pages(
-        self, k_pool: Any, v_pool: Any, scales: PoolScales
-    ) -> tuple[Any, Any, PageTables]:
+    def in_pages(self, k_pool: Any, v_pool: Any, scales: PoolScales) -> tuple[Any, Any, PageTables]:
         """Return k and v [blocks, heads, keys, D] without places, and where their pages are.
 
         Args:

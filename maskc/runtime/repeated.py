@@ -31,7 +31,7 @@ class FirstPass(NamedTuple):
     library: Library
     stream: int
     pointers: Pointers
-    """As in `core/abi`: five, or all."""
+    """Addresses in the order of `core/abi`: five, or all."""
     numbers: Numbers
     outputs: tuple[Output, ...]
 
@@ -39,7 +39,7 @@ class FirstPass(NamedTuple):
 class RepeatedPass:
     """Enqueues a pass again while its lists of tiles stay as they are."""
 
-    __slots__ = ("_index", "_first", "_sents", "_unaligned", "_workspace")
+    __slots__ = ("_first", "_index", "_sents", "_unaligned", "_workspace")
 
     def __init__(self, launched: FirstPass, unaligned: int) -> None:
         """`unaligned`: bits that no address may have."""

@@ -240,11 +240,11 @@ def test_mistakes_of_layers():
             attn.run(*given, **options)
     with torch.no_grad():
         attn.run(q.clone().requires_grad_(), k, v, plan)
-    with pytest.raises(MaskcError, match="page_table must be an array .*, or a tuple"):
+    with pytest.raises(MaskcError, match=r"page_table must be an array .*, or a tuple"):
         attn.plan([torch.from_numpy(pool.indptr), torch.from_numpy(pool.indices)], 1, lengths)
-    with pytest.raises(MaskcError, match="MC106.*mc.paged expects a mask(.|\\n)*mc.where"):
+    with pytest.raises(MaskcError, match=r"MC106.*mc\.paged expects a mask(.|\n)*mc\.where"):
         on_cpu(lambda q, k: k <= q, 16)
-    with pytest.raises(MaskcError, match="pool_dtype must be 'float8_e4m3fn', or None.*'fp8'"):
+    with pytest.raises(MaskcError, match=r"pool_dtype must be 'float8_e4m3fn', or None.*'fp8'"):
         on_cpu(mc.causal(), 16, pool_dtype="fp8")
 
 
@@ -255,7 +255,9 @@ def test_calls_without_a_graph():
     plan = attn.plan(torch.from_numpy(pool.table), 1, torch.tensor([20, 7]))
     q, k, v = (torch.from_numpy(x) for x in (pool.queries([1, 1], 4), pool.k_pool, pool.v_pool))
     out, lse = attn.run(q, k, v, plan)
-    layer = torch.compile(lambda q: attn.run(q * 2, k, v, plan, scale=0.125)[0] + 1, backend="eager")
+    layer = torch.compile(
+        lambda q: attn.run(q * 2, k, v, plan, scale=0.125)[0] + 1, backend="eager"
+    )
     torch.testing.assert_close(layer(q), out + 1)
     with torch.autocast("cpu", torch.bfloat16):
         results = attn.run(q, k, v, plan)
