@@ -95,6 +95,17 @@ def test_forms_of_hopper(dim, mode):
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
 
 
+@pytest.mark.parametrize(
+    ("dim", "row_tiles"), [(256, None), more(256, 2), more(192, None), ((192, 128), 2)], ids=str
+)
+def test_persistent_blocks_with_one_tile_of_q(hopper, dim, row_tiles):
+    attn = compiled(BAND, dim, mode="persistent", row_tiles=row_tiles)
+    of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
+    made = given(700, 600, of_qk, of_v, batch=1, heads=2, kv_heads=1)
+    check(attn, made, live_pairs(BAND, 700, 600))
+    assert ("attention_forward", 3) in hopper.launches  # three blocks compute all rows
+
+
 def test_narrower_values():
     """Hopper's kernels of both passes have rows of 128 for v next to rows of 192."""
     attn = BAND.compile(192, head_dim_v=128, target="sm_90a")
