@@ -15,6 +15,7 @@ from maskc.runtime.compiled import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.ledger import build
 from tests.support.paged import Pool, exact
+from tests.support.thorough import chiefly
 
 LENGTHS, COUNTS = [75, 0, 1, 40, 9, 33], [1, 0, 1, 40, 3, 10]
 
@@ -616,7 +617,7 @@ CONVERTED = [
     ("sm_90a", 80, 48, 1, "NHD", [1], (4, 2), "bfloat16", "heads", {}),
     ("sm_90a", 32, 32, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
     ("sm_90a", 192, 192, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
-    ("sm_90a", 256, 256, 16, "HND", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 256, 256, 16, "HND", MIXED, (2, 2), "bfloat16", "heads", {}),
     ("sm_80", 64, 64, 16, "NHD", [1], (8, 1), "bfloat16", "heads", {}),
     ("sm_80", 128, 128, 64, "HND", MIXED, (8, 2), "float16", "sequences", CAPPED),
     ("sm_80", 128, 128, 256, "NHD", [3], (2, 2), "bfloat16", "number", {}),
@@ -996,3 +997,17 @@ def test_nvrtc_takes_the_source(arch):
     for kernel in report.kernels:
         assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
         assert kernel.registers <= 128
+
+
+@pytest.mark.parametrize("dim", chiefly([32, 64, 96, 128, 192, 256], 64, 128))
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_kernels_that_convert_pools_do_not_spill(target, dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    attn = on_hopper(
+        mc.causal(), 16, dim, target=target, dtype="bfloat16", pool_dtype="float8_e4m3fn"
+    )
+    for unit in attn.attn.bundle.units:
+        for mode, _ in unit.modes if unit.directions else ():
+            for kernel in build(unit, arch=target, mode=mode).report.kernels:
+                spills = kernel.stack, kernel.spill_stores, kernel.spill_loads
+                assert spills == (0, 0, 0), (unit.key, mode, kernel)
