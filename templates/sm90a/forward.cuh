@@ -43,8 +43,8 @@
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    // 1 + index of the part if the row is split along the keys, else 0. It is not kept in a
-    // register: part_in reads it from shared memory when the row is stored.
+    // 1 + index of the part if the row is split along the keys, else 0. Unless STORE_DIRECT, it is
+    // not kept in a register: part_of reads it from shared memory when the row is stored.
     i32 part;
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
 };
@@ -140,7 +140,7 @@ FN void initialize(struct Shared &shared) {
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z)};
+    return {uniform(row.x), uniform(row.y), uniform(row.z), STORE_DIRECT ? uniform(row.w) : 0};
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -274,15 +274,19 @@ FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-// The loop of a consumer warpgroup over tiles: of one row, or of all rows of the block if they
-// overlap. `word` is the first tile's, and `stage` its stage. Returns the word behind the last tile.
-FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                    i32 group, i32 word, Ring<STAGES> &stage, Ring<Q_TILES> &q_place) {
+// Whether the next row's q may take the place of this one, as no product reads it again.
+FN bool frees_q(i32 next) { return STORE_DIRECT && next & (FIRST | END); }
+
+// The loop of a consumer warpgroup over the tiles of its work items.
+FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                i32 group) {
     const bool leader = threadIdx.x % 128 == 0;
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     const u64 v_tiles = values_operand(shared_address(shared.v[0]));
     struct Factors factors = factors_of(p);
     LongSum long_sum;
+    Ring<STAGES> stage;
+    Ring<Q_TILES> q_place;
     struct Query q;
     Scores s;
     Output o;
@@ -290,34 +294,39 @@ FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const stru
     struct Softmax softmax;
     start(softmax);
     clear(o);
+    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
 
-    wait(shared.k_full[stage.at], stage.phase);
-    i32 next = shared.next[stage.at];
-    wait(shared.q_full[q_place.at], q_place.phase);
-    struct Row row = row_in(shared, q_place.at);
+    wait(shared.started, 0);
+    i32 word = uniform(shared.first_word);
+    if (word & END) return;
+    wait(shared.k_full[0], 0);
+    i32 next = shared.next[0];
+    wait(shared.q_full[0], 0);
+    struct Row row = row_in(shared, 0);
     begin_row(factors, p, row);
     begin_row(long_sum);
     i32 query = query_of(row, group);
-    take_q(q, shared, q_place.at, group);
+    take_q(q, shared, 0, group);
 #if WITH_PAIR_TILES
     lay_pairs(p, row, query, word);
 #endif
     struct MaskRow kept;  // what the mask policy keeps between tiles
     // The columns that the thread's rows see. Set later, unless the mask policy works early.
     struct Visible seen = look_early(p, row, query, word, kept);
-    begin_scores(s, q, k_tiles + stage.at * (K_BYTES >> 4));
+    begin_scores(s, q, k_tiles);
 #if WITH_SHIFTS
-    lay_tile(p, row, word, stage.at, group);
+    lay_tile(p, row, word, 0, group);
 #endif
     const struct Dropout dropout = dropout_of(p);
     struct Staying<TILE_K / 2> stay;  // pairs that dropout keeps
     draw_tile(stay, dropout, row, query, word);
     products_wait<0>();
     fence_operand(s);
-    if (leader) arrive(shared.k_free[stage.at]);
+    if (leader) arrive(shared.k_free[0]);
+    if (leader && frees_q(next)) arrive(shared.q_free[0]);
     multiply_scores(s, factors);
 #if WITH_SHIFTS
-    add_shifts(s, stage.at, group);
+    add_shifts(s, 0, group);
 #endif
     finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
@@ -332,15 +341,12 @@ FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const stru
     stage.next();
     // Operand descriptors of the next step. Computed early, so that the integer work overlaps the
     // exponentials.
-    u64 k_tile = k_tiles + stage.at * (K_BYTES >> 4);
-    // Elsewhere every row begins in stage 0. With a variable, NVRTC 13.0 does not keep it in uniform
-    // registers.
-    u64 v_tile = ROW_BY_ROW ? v_tiles + last.at * (V_STAGE >> 4) : v_tiles;
+    u64 k_tile = k_tiles + stage.at * (K_BYTES >> 4), v_tile = v_tiles;
 
     bool storing = false;  // the previous row's output is still being stored from the other q slot
 #pragma unroll 1
     while (true) {
-        if (OVERLAP_ROWS && storing) {
+        if (PERSISTENT && !STORE_DIRECT && storing) {
             if (leader) {
                 stores_read<0>();
                 arrive(shared.q_free[1 - q_place.at]);
@@ -348,11 +354,11 @@ FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const stru
             storing = false;
         }
         word = uniform(next);
-        if (word & END || (ROW_BY_ROW && word & FIRST)) break;
+        if (word & END) break;
         wait(shared.k_full[stage.at], stage.phase);
         next = shared.next[stage.at];
         // On a new row, issue its first WGMMA before the last one of the previous row has finished.
-        const bool first = OVERLAP_ROWS && word & FIRST;
+        const bool first = PERSISTENT && word & FIRST;
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
         float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
@@ -385,6 +391,7 @@ FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const stru
         products_wait<1>();
         fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
+        if (leader && frees_q(next)) arrive(shared.q_free[0]);
         if (PV_WAIT == 0) {
             products_wait<0>();
             fence_operand(weights);
@@ -442,34 +449,10 @@ FN i32 compute_rows(struct Shared &shared, const struct Attention &p, const stru
     begin_output(o, weights, v_tile);
     products_wait<0>();
     fence_operand(o);
-    if (ROW_BY_ROW && leader) arrive(shared.v_free[last.at]);
     const u32 tile = shared_address(shared.q[q_place.at]);
     collect(o, long_sum, group);
     lower(o, softmax.sum, factors);
     store(o, softmax.top, softmax.sum, factors.unit, row, p, maps, tile, group);
-    return word;
-}
-
-// A consumer warpgroup's part of the block's work items.
-FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                i32 group) {
-    const bool leader = threadIdx.x % 128 == 0;
-    Ring<STAGES> stage;
-    Ring<Q_TILES> q_place;
-    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
-    wait(shared.started, 0);
-    i32 word = uniform(shared.first_word);
-    if (word & END) return;
-#pragma unroll 1
-    do {
-        word = compute_rows(shared, p, maps, group, word, stage, q_place);
-        if (!ROW_BY_ROW) break;
-        if (leader) {
-            stores_read<0>();
-            arrive(shared.q_free[0]);
-        }
-        q_place.next();
-    } while (!(word & END));
     if (leader) stores_done<0>();
 }
 

@@ -96,13 +96,15 @@ def test_forms_of_hopper(dim, mode):
 
 
 @pytest.mark.parametrize(
-    ("dim", "row_tiles"), [(256, None), more(256, 2), more(192, None), ((192, 128), 2)], ids=str
+    ("mask", "dim", "row_tiles"),
+    [(BAND, 200, None), more(BAND, 256, 2), (BAND, (192, 128), 2), (ALONE, 256, None)],
+    ids=str,
 )
-def test_persistent_blocks_with_one_tile_of_q(hopper, dim, row_tiles):
-    attn = compiled(BAND, dim, mode="persistent", row_tiles=row_tiles)
+def test_persistent_blocks_with_one_tile_of_q(hopper, mask, dim, row_tiles):
+    attn = compiled(mask, dim, mode="persistent", row_tiles=row_tiles)
     of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
     made = given(700, 600, of_qk, of_v, batch=1, heads=2, kv_heads=1)
-    check(attn, made, live_pairs(BAND, 700, 600))
+    check(attn, made, live_pairs(mask, 700, 600))
     assert ("attention_forward", 3) in hopper.launches  # three blocks compute all rows
 
 

@@ -108,7 +108,7 @@ class ForwardSchedule(Schedule):
     exponentials (2)."""
     products: tuple[Product, ...] = ()
     one_q: bool = False
-    """Whether a persistent block has room for one tile of q only."""
+    """Whether shared memory has room for one tile of q only, also in persistent blocks."""
     sum_tiles: int = 0
     """E4M3: tiles after which accumulators are added to a sum in shared memory; 0: never."""
     list_bytes: int = 0

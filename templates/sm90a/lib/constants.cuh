@@ -22,8 +22,8 @@ constexpr int PV_WAIT =
 
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_TILES = PERSISTENT && !ONE_Q ? 2 : 1;
-// A persistent block starts a row before the last product of the row before it, or after its store.
-constexpr bool OVERLAP_ROWS = PERSISTENT && !ONE_Q, ROW_BY_ROW = PERSISTENT && ONE_Q;
+// Out goes to memory from registers, as the next row's q is already in its place.
+constexpr bool STORE_DIRECT = PERSISTENT && ONE_Q;
 constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // in tiles of v and out
 constexpr int OUT_STEPS = HEAD_DIM_V / 16;  // pairs of pieces of eight columns in a row of out
 constexpr int OWN = TILE_K / 4;  // columns of a tile that a thread holds in each of its two rows

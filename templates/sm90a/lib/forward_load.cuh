@@ -6,21 +6,9 @@ FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
-// Loads the q of an item once its place is free.
-FN void load_query(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                   const struct Work &work, const struct Place &place, Ring<Q_TILES> &q_place) {
-    wait(shared.q_free[q_place.at], q_place.phase ^ 1);
-    shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
-                              PACK_GQA ? work.heads : 0};
-    load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                      query_point(work.tile * TILE_Q),
-                      slice_of(p.q_stride, place.head, place.batch));
-    q_place.next();
-}
-
 // Tiles of a row that are left when the next item is claimed. An early claim binds the next row to
-// a block that is still busy. A late one delays the next loads: tiles of ROW_BY_ROW take longer.
-constexpr i32 CLAIM_AT = ROW_BY_ROW ? 4 : 8;
+// a block that is still busy. A late one delays the next loads: tiles take longer with ONE_Q.
+constexpr i32 CLAIM_AT = ONE_Q ? 4 : 8;
 
 // The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
 // the same scheduler.
@@ -57,15 +45,19 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             wait(shared.k_free[stage.at], stage.phase ^ 1);
             shared.next[stage.at] = word;
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
-            if (!ROW_BY_ROW && left + 1 == work.count)
-                load_query(shared, p, maps, work, place, q_place);
+            if (left + 1 == work.count) {
+                wait(shared.q_free[q_place.at], q_place.phase ^ 1);
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
+                                          PACK_GQA ? work.heads : 0};
+                load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
+                                  query_point(work.tile * TILE_Q),
+                                  slice_of(p.q_stride, place.head, place.batch));
+                q_place.next();
+            }
             if (PERSISTENT && left > 0 && left == min_i32(work.count - 1, CLAIM_AT))
                 coming = next_item(p);
             wait(shared.v_free[stage.at], stage.phase ^ 1);
             load_values(shared.v[stage.at], maps, shared.v_full[stage.at], first_k, column, v);
-            // Behind v: q's place is free last, once the output of the row before has left it.
-            if (ROW_BY_ROW && left + 1 == work.count)
-                load_query(shared, p, maps, work, place, q_place);
             stage.next();
         }
         work = coming;
