@@ -631,7 +631,7 @@ class QueryPart:
         Returns:
             Results for each row of q.
         """
-        if kind is None:
+        if kind is None or TABLES not in call.data:
             return self.blocks.rows(*self._attn.attend(call))
         (out, lse), launch = self._attn.serving(call.q).run_first(call)
         if launch is not None:

@@ -4,21 +4,21 @@
 // Needs: ptx.cuh, wgmma.cuh, ring.cuh, items.cuh; Shared of the includer. Gives: PoolStages,
 // pool_stages, convert_tiles.
 
-// What the copying thread fills, by the names that it has without a conversion; of queries it fills
-// what it always does.
+// What the copying thread fills, by the names that it has without a conversion.
 struct PoolStages {
-    struct Shared &shared;
+    unsigned char (&q)[Q_TILES][Q_BYTES];
     unsigned char (&k)[STAGES][K_BYTES_IN_POOL];
     unsigned char (&v)[STAGES][V_BYTES_IN_POOL];
+    u64 (&q_full)[Q_TILES], (&q_free)[Q_TILES];
     u64 (&k_full)[STAGES], (&k_free)[STAGES], (&v_full)[STAGES], (&v_free)[STAGES];
     u64 &started;
     i32 &first_word;
     i32 (&next)[STAGES];
-    FN operator struct Shared &() const { return shared; }
+    struct Row (&row)[Q_TILES];
 };
 FN struct PoolStages pool_stages(struct Shared &s) {
-    return {s, s.pool_k, s.pool_v, s.pool_k_full, s.pool_k_free, s.pool_v_full, s.pool_v_free,
-            s.started, s.first_word, s.pool_next};
+    return {s.q, s.pool_k, s.pool_v, s.q_full, s.q_free, s.pool_k_full, s.pool_k_free,
+            s.pool_v_full, s.pool_v_free, s.started, s.first_word, s.pool_next, s.row};
 }
 
 // Four numbers of E4M3 as two pairs in storage precision, which holds them exactly.
