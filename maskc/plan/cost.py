@@ -305,24 +305,28 @@ def _in_parts(
     if why:
         return Program(whole.unit, PARTS, obstacle=why)
     listed = any(part.listed for part in plan.parts)
-    launches = (_over_listed if listed else _over_classes)(plan, n_q, n_kv, direction)
+    launches = (_over_listed if listed else _over_classes)(plan, n_q, n_kv, direction, heads)
     return in_parts(whole, launches, Sizes(1, heads, heads, n_q, n_kv))
 
 
 def _over_classes(
-    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int
 ) -> Iterator[Launched]:
     """Yield the launches of parts over residue classes."""
-    counted = partial(_counted, tiles=partial(layout_at, params={N_KV_OF_ALL: n_kv}))
+    tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})
     for turn, number in enumerate(in_turn(plan.parts, direction)):
         part = plan.parts[number]
         for view in views(part.stride, part.keys, n_q, n_kv):
             if view.n_q and (view.n_kv or not (turn or direction is Direction.backward)):
-                of_view = (view.n_q, view.n_kv, direction, counted, turn > 0)
+                launched = heads * view.count
+                counted = partial(_counted, tiles=tiles, heads=launched)
+                of_view = (view.n_q, view.n_kv, direction, counted, turn > 0, launched)
                 yield Launched(least(_programs(part.plan, *of_view)), view.count)
 
 
-def _over_listed(plan: KernelPlan, n_q: int, n_kv: int, direction: Direction) -> Iterator[Launched]:
+def _over_listed(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int
+) -> Iterator[Launched]:
     """Yield the launches of parts over listed tokens."""
     lines = {line.listed.side: line for line in _listed_lines(plan, n_q, n_kv)}
     parts = {"" if part.listed is None else part.listed.side: part for part in plan.parts}
@@ -334,6 +338,7 @@ def _over_listed(plan: KernelPlan, n_q: int, n_kv: int, direction: Direction) ->
             arrays = {listed.array: tokens}
         if side in parts and all(lengths):
             tiles = partial(layout_at, params=of_all(n_q, n_kv), arrays=arrays)
-            counted = partial(_counted, tiles=tiles)
-            programs = _programs(parts[side].plan, *lengths, direction, counted, accumulates)
+            counted = partial(_counted, tiles=tiles, heads=heads)
+            of_part = (*lengths, direction, counted, accumulates, heads)
+            programs = _programs(parts[side].plan, *of_part)
             yield Launched(least(programs))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.choices import CASES, _shares, regrets, samples, summary, variants
+from benchmarks.choices import CASES, _shares, judged, regrets, samples, summary, variants
 from maskc.core.problem import Direction
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +90,21 @@ def test_the_documentation_quotes_the_results():
     assert int(cases) == sum(each[1] == "forward" for each in found)
     assert [forward, backward] == [f"{mean:.3f}" for mean in means]
     assert worst == f"{max(each[2] for each in found):.2f}"
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("cross_4k_77_d128", "backward"), ("cross_4k_77_d64", "backward"),
+     ("window256_d64", "backward"), ("padded_512_d64", "forward"), ("dilated8_d64", "forward"),
+     ("natten64_7_d64", "backward")],
+)  # fmt: skip
+def test_calls_take_nearly_the_fastest_program(name, direction):
+    """Few columns for a card, launches that count, padding, parts, pairs that are tested."""
+    rows = json.loads((RESULTS / "choices-h200.json").read_text())["rows"]
+    (one,) = (row for row in rows if row["case"] == name)
+    (now,) = judged([{"case": name, direction: one[direction]}])
+    (found,) = regrets([now])
+    assert found[2] <= 1.03, found
 
 
 @pytest.mark.parametrize("name", ["full_384_d64", "documents300_d128"])
