@@ -1,0 +1,98 @@
+// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 64 keys.
+// Written by `maskc compile`; change the pattern, not this file.
+
+// Switches of the included files; those that are not defined here are 0.
+#define WITH_SHIFTS 1
+
+#include "common/config.cuh"
+
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
+struct Mask {
+    i32 shape;  // index of the formula, if heads have different ones
+    Integer c0;  // 4
+    Integer c1;  // 4
+    Integer c2;  // 4
+    Integer c3;  // 4
+};
+
+// Whether query q sees key k. Used in partial tiles that test pairs.
+FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
+    return
+        // line 24: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k %...
+        (k / 64 + m.c0) / 8 == (q / 64 + m.c1) / 8 &&
+        (k % 64 + m.c2) / 8 == (q % 64 + m.c3) / 8;
+}
+
+FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
+    return keep_0(m, q, k, n_q, n_kv);
+}
+
+FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
+    struct Mask m;
+    const i32 variant = p->head_variant ? p->head_variant[head] : 0;
+    const i32 words = 1 + 4 * (1 + WITH_WIDE);
+    const i32 *args = p->mask_args + variant * words;
+    m.shape = args[0];
+    m.c0 = constant(args + 1, 0);
+    m.c1 = constant(args + 1, 1);
+    m.c2 = constant(args + 1, 2);
+    m.c3 = constant(args + 1, 3);
+    return m;
+}
+
+// Pairs are tested one by one. Aligned runs of this many keys, or queries, give equal results.
+constexpr int KEY_RUN = 1, QUERY_RUN = 1;
+// Columns per loop iteration: keys if rows are queries, and queries if rows are keys.
+constexpr int KEYS_AT_ONCE = 16, QUERIES_AT_ONCE = 2;
+constexpr bool LONG_FORMULA = 0;  // needs many registers
+
+constexpr int HEAD_DIM = 128;  // elements of a row of q, k, dq and dk
+constexpr int HEAD_DIM_V = 128;  // elements of a row of v, out, dv and dout
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+[[maybe_unused]] constexpr bool PADDED = 0;
+[[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
+constexpr int TILE_Q = 64;  // queries of a step
+constexpr int TILE_K = 64;  // keys of a tile column
+constexpr int SLABS = 2;  // slabs of 64 columns in tiles of q and k
+constexpr int STAGES = 2;  // query tiles in flight
+constexpr int COMPUTE_REGISTERS = 232;
+constexpr int COPY_REGISTERS = 24;
+// Queries of the transposed score tile that one warpgroup computes.
+constexpr int QUERIES = 64;
+constexpr int GROUPS = 1;  // that compute
+constexpr int BLOCKS = 2;  // blocks that an SM runs at once
+// Shared memory of a block in bytes; in the separate dq launch; in the launch before, for entmax.
+constexpr unsigned MEMORY = 109056, ROW_MEMORY = 115712, MEAN_MEMORY = 109056;
+#define DQ_LAUNCH 1
+// In the separate dq launch, a warp keeps its rows of q and dout in registers.
+constexpr bool KEEP_ROWS = 1;
+// The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
+#define SPLIT_KEYS 1
+// dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
+#define BULK_SHARES 0
+// Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
+// queries.
+constexpr i32 GROUP_TOKENS = 32768;
+// Blocks that sum up a tile column which several work items share.
+constexpr int KEY_BLOCKS = 4;
+// Shares of a tile of dq in the workspace.
+constexpr int SHARES = 2;
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
+constexpr bool TILE_LISTS = 1;
+// With few live pairs, delta is recomputed with less rounding error (settled_delta.cuh).
+#define SETTLES_DELTA 1
+
+#define ELEMENT_POLICY "common/lib/element_bf16.cuh"
+#define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define MASK_POLICY "sm90a/lib/mask_rows.cuh"
+
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
+#define PRODUCTS \
+    PRODUCT_OF_TILES(multiply_scores, 64, 32, HALVES, ", 0, 0") \
+    PRODUCT_OF_REGISTERS(multiply_pieces, 64, 32, BFLOATS, ", 0") \
+    PRODUCT_OF_REGISTERS(multiply_gradient, 128, 64, HALVES, ", 1") \
+    PRODUCT_OF_TILES(multiply_dq, 64, 32, HALVES, ", 0, 1") \
+    PRODUCT_OF_REGISTERS(multiply_kept_scores, 64, 32, HALVES, ", 0")
+
+#include "sm90a/backward.cuh"
