@@ -177,6 +177,11 @@ def _cases() -> Iterator[Case]:
         natten = mc.patterns.natten_2d(width=64, kernel=(width, width))
         yield from _plain(f"natten64_{width}", lambda m=natten: m, (4, 8, 4096), 64, 128)
     yield from _plain("swin64", lambda: mc.patterns.swin(), (4, 8, 4096), 64, 128)
+    for n in (512, 1024, 2048):  # too few heads to fill a card
+        yield from _plain(f"few_causal_{n}", mc.causal, (1, 16, n), 64, 128)
+        yield from _plain(f"few_full_{n}", mc.full, (1, 16, n), 64, 128)
+        yield from _plain(f"few_window_{n}", lambda: hf(256), (1, 16, n), 64, 128)
+    yield from _plain("few_cross_4k_77", mc.full, (1, 16, 4096, 77), 64, 128)
     yield _documents(300, 16384, (32, 8), 128)
     yield _documents(900, 16384, (32, 8), 128)
     yield _documents(400, 16384, (16, 16), 72)

@@ -142,7 +142,7 @@ def step_size(keys: int, usual: int) -> float:
 
 def costs(
     tables: Tables, direction: Direction, form: str, head_dim: int, modes: Collection[str],
-    size: float = 1.0, tests: int = 0,
+    size: float = 1.0, tests: int = 0, head_dim_v: int | None = None,
 ) -> tuple[Cost, ...]:  # fmt: skip
     """Return the costs of the modes of a source; empty where the tables lack it.
 
@@ -152,8 +152,10 @@ def costs(
         modes: the names of the modes that it has.
         size: the cost of a step, relative to a step of the default source.
         tests: the operations of a condition that partial tiles test pair by pair.
+        head_dim_v: of rows of v; None: as of q and k.
     """
-    by_mode = tables.get(source_name(direction, form), {}).get(str(head_dim), {})
+    by_dims = tables.get(source_name(direction, form), {})
+    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}", by_dims.get(str(head_dim), {}))
     launch = _launch_cost(tables, direction, head_dim) if by_mode else LaunchCost()
     return tuple(
         Cost(
@@ -233,7 +235,7 @@ def _costs(
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
-    head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
-    tables = tables_of(unit.target)
-    of_unit = costs(tables, direction, unit.form, head_dim, modes, size, unit.tests)
+    padded = TARGETS[unit.target].padded(bundle.problem, direction, unit.form)
+    rest = (padded.head_dim, modes, size, unit.tests, padded.head_dim_v)
+    of_unit = costs(tables_of(unit.target), direction, unit.form, *rest)
     return of_unit or (assumed(unit.target, direction, unit.tile) if of_parts else ())

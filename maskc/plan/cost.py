@@ -76,8 +76,8 @@ def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
         usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
         size = step_size(plan.tile.k, usual.tile.k)
     modes = dict(plan.schedule.modes)
-    head_dim, tables = plan.padded.head_dim, coefficients.measured(plan.target.name)
-    rest = (head_dim, modes, size, plan.tests)
+    tables = coefficients.measured(plan.target.name)
+    rest = (plan.padded.head_dim, modes, size, plan.tests, plan.padded.head_dim_v)
     costs = coefficients.costs(tables, plan.direction, plan.form, *rest)
     if costs or not of_parts:
         return costs
