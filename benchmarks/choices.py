@@ -43,10 +43,10 @@ from maskc.core.tensors import Array, contiguous
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.checks import check_call
 from maskc.dispatch.launch_plan import outputs_of, strides_of
-from maskc.dispatch.programs import PARTS, stretch_of
+from maskc.dispatch.programs import PARTS
 from maskc.dispatch.stand_ins import tally_of_documents
 from maskc.dsl.mask import Mask
-from maskc.lab.calibrate import forced, work_of
+from maskc.lab.calibrate import forced, stretch_of_program, work_of
 from maskc.lab.fitting import Sample, fits
 from maskc.layout import (
     beside_documents,
@@ -420,7 +420,7 @@ def _samples(
         for mode, _ in unit.modes:
             if f"{source} {mode}" in ms:
                 rest = (items, adders, case.batch * case.heads / len(tallies))
-                stretch = stretch_of(unit, mode, *rest) if backward else 1.0
+                stretch = stretch_of_program(unit, mode, *rest) if backward else 1.0
                 sample = work_of(unit, mode, dim, total, 1.0, stretch)
                 yield replace(sample, ms=ms[f"{source} {mode}"])
 

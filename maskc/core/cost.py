@@ -40,7 +40,7 @@ class Items:
 
     count: int
     tiles: int
-    """Of all items."""
+    """The tiles of all items."""
     longest: int
     """The most tiles of an item."""
 
@@ -74,8 +74,27 @@ class Items:
 
 _FEW_TURNS = 2
 _LAST_TURN = 0.2
-"""Time that the last of several turns adds, in turns. Of 0.1, 0.2 and 0.3 it fits the times in
-benchmarks/results/choices-fit-h200.json best."""
+"""Time that the last of several turns adds, in turns. The times in
+benchmarks/results/choices-fit-h200.json fit 0 to 1 about as well; of 0.2, 0.5 and 1 it chooses
+best there."""
+
+
+def stretch_of(
+    launch: LaunchCost, resident: int, columns: Items | None, rows: Items | None = None
+) -> float:
+    """Return the time of a backward pass through its tiles, relative to evenly divided work.
+
+    Args:
+        launch: see `Items.stretch`.
+        resident: see `Items.stretch`.
+        columns: the items of the launch by tile columns; None where nobody counted them.
+        rows: those of a launch by tile rows, which makes dq and has about half of the work; None
+            where there is none.
+    """
+    if columns is None:
+        return 1.0
+    stretch = columns.stretch(launch, resident)
+    return stretch if rows is None else (stretch + rows.stretch(launch, resident)) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +114,7 @@ class LaunchCost:
     last_row: float = 0.0
     """The most cycles that they wait: long rows are cut."""
     step: float = 0.0
-    """Cycles of all multiprocessors together for each launch of a pass, most of which are short."""
+    """Cycles of all multiprocessors together for each launch of a pass; most launches are short."""
 
 
 @dataclass(frozen=True, slots=True)

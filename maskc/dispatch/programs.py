@@ -21,10 +21,11 @@ from maskc.core.bundle import (
     PACK_GQA,
     PERSISTENT,
     SEPARATE_DQ,
+    Launch,
     Mode,
     SourceUnit,
 )
-from maskc.core.cost import Cost, Items, Tally, at_least
+from maskc.core.cost import Cost, Items, Tally, at_least, stretch_of
 from maskc.core.problem import OF_HEADS, Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Pass
@@ -187,11 +188,12 @@ def programs_of(
     for mode, obstacle in obstacles.items():
         if mode in modes:
             cycles = _cycles(unit, mode, facts, sharing)
-            overhead = _overhead(unit, mode, modes[mode], facts, cycles)
+            launches = modes[mode].usual_launches
+            overhead = _overhead(unit, mode, launches, facts, cycles)
             joined = unit.costs[0].launch.join * sizes.n_q if accumulates and unit.costs else 0.0
             idle, starts = 0.0, 0.0
             if backward and not wanted.deterministic:
-                idle, starts = _waiting(unit, mode, modes[mode], facts, sizes, cycles)
+                idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
             yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
 
 
@@ -280,7 +282,9 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     return factor * (cost.cycles(tally) - columns)
 
 
-def _overhead(unit: Source, name: str, mode: Mode, facts: Facts, cycles: float) -> float:
+def _overhead(
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, cycles: float
+) -> float:
     """Return the cycles of all multiprocessors while launches start, and while the last row runs.
 
     Of the two launches of SEPARATE_DQ each has about half of a row's cycles.
@@ -288,20 +292,22 @@ def _overhead(unit: Source, name: str, mode: Mode, facts: Facts, cycles: float) 
     if not unit.costs or facts.tally is None or math.isinf(cycles):
         return 0.0
     launch, row = unit.costs[0].launch, cycles / max(1, facts.tally.rows)
-    blocks = max((kernel.resident for kernel in mode.usual_launches), default=1)
+    blocks = max((kernel.resident for kernel in launches), default=1)
     alone = launch.alone * blocks * (row / 2 if name == SEPARATE_DQ else row)
     waits = launch.multiprocessors * min(alone, launch.last_row)
-    return len(mode.usual_launches) * launch.start + waits
+    return len(launches) * launch.start + waits
 
 
 def _waiting(
-    unit: Source, name: str, mode: Mode, facts: Facts, sizes: Sizes, cycles: float
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
+    cycles: float,
 ) -> tuple[float, float]:  # fmt: skip
     """Return the cycles of a backward pass while multiprocessors are idle, and while its launches
     start, both counted like its other cycles.
 
     Args:
-        unit, name, mode: the program.
+        unit, name: the source and the mode.
+        launches: of the mode.
         facts: its tiles.
         sizes: of the call.
         cycles: of the program without either.
@@ -312,9 +318,13 @@ def _waiting(
     heads = sizes.batch * sizes.heads_q
     if not unit.costs or tally is None or not tally.queries or not heads or math.isinf(cycles):
         return 0.0, 0.0
-    lists = tally.queries / rows  # distinct ones: each counts once
-    stretch = stretch_of(unit, name, facts.items, facts.adders, heads / lists)
-    starts = len(mode.usual_launches) * unit.costs[0].launch.step * lists / heads
+    lists, launch = tally.queries / rows, unit.costs[0].launch  # distinct ones: each counts once
+    of_rows = None
+    if facts.items is not None and facts.adders is not None and name == SEPARATE_DQ:
+        of_rows = facts.adders.items(facts.items, heads / lists)
+    resident = max((kernel.resident for kernel in launches), default=1)
+    stretch = stretch_of(launch, resident, facts.items, of_rows)
+    starts = len(launches) * launch.step * lists / heads
     return _idle(unit, name, tally, stretch, cycles), starts
 
 
@@ -333,29 +343,6 @@ def _idle(unit: Source, name: str, tally: Tally, stretch: float, cycles: float) 
         return idle
     added = math.inf if usual is None else usual.query * tally.queries
     return idle + max(0.0, min(stretch * of_dq, added) - of_dq)
-
-
-def stretch_of(
-    unit: Source, name: str, items: Items | None, adders: Adders | None, heads: float
-) -> float:
-    """Return the time of a backward pass through its tiles, relative to evenly divided work.
-
-    Args:
-        unit, name: the source and the mode.
-        items: of the launch by tile columns; None where nobody counted them.
-        adders: the tile rows, which are items of another launch of SEPARATE_DQ.
-        heads: of all sequences, for each list.
-    """
-    if items is None or not unit.costs:
-        return 1.0
-    launches = dict(unit.modes)[name].usual_launches
-    launch = unit.costs[0].launch
-    resident = max((kernel.resident for kernel in launches), default=1)
-    stretch = items.stretch(launch, resident)
-    if name != SEPARATE_DQ or adders is None:
-        return stretch
-    by_rows = Items(round(heads * adders.rows), items.tiles, adders.most)
-    return (stretch + by_rows.stretch(launch, resident)) / 2
 
 
 def cheapest(

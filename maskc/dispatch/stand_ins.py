@@ -94,8 +94,8 @@ def _sum(tallies: list[Tally]) -> Tally:
 
 _SEQUENCES = 8
 """Typical sequences of a padded batch: their lengths are spread evenly between a quarter of the
-longest and all of it. 512 keys, D 64, forward, H200: with lengths of 64 to 512, the program that
-suits full sequences takes 1.12x as long as the fastest one; without padding, the one that suits
+longest and all of it. At 512 keys (D 64, forward, H200) and lengths of 64 to 512, the program that
+suits full sequences takes 1.12x as long as the fastest one. Without padding, the one that suits
 typical sequences is predicted to take 1.04x as long."""
 
 

@@ -86,7 +86,7 @@ class _Simplifier:
         return not refuted and self._proves(context, formula)
 
     def _proves(self, context: _Context, formula: Expr) -> bool:
-        """Ask isl; most of what is true follows from the lengths alone, which is quickly found."""
+        """Ask isl, first whether the lengths alone imply the formula: that is quickly found."""
         implied = self.universe.set(formula, opaque=False)
         return self.inside.is_subset(implied) or context.set().is_subset(implied)
 

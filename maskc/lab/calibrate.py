@@ -14,20 +14,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from maskc import patterns
-from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SourceUnit
+from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SEPARATE_DQ, SourceUnit
 from maskc.core.coefficients import Gpu, Tables, card_of, source_name
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import Cost, Items, Tally, stretch_of
 from maskc.core.errors import NoDevice, not_imported
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.dsl.combinators import block_diagonal, causal, full, global_tokens, sinks, window
-from maskc.dispatch.programs import stretch_of
+from maskc.dsl.combinators import (
+    block_diagonal,
+    causal,
+    full,
+    global_tokens,
+    sinks,
+    where,
+    window,
+)
 from maskc.dsl.mask import Mask
 from maskc.lab.fitting import GHZ, Fit, Sample, fits
 from maskc.layout import build, list_spans, load_of
-from maskc.layout.work.tile_counts import adders_of, tally_of
+from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import first_card, runs
 from maskc.verify.timing import Timed, take_turns
@@ -52,6 +58,9 @@ class CalibrationProbe:
     batch: int = 1
 
 
+_IMAGE = where(lambda q, k: (abs(q // 64 - k // 64) <= 6) & (abs(q % 64 - k % 64) <= 6))
+"""Windows of 13 x 13 on an image of 64 columns: partial tiles test every pair."""
+
 PROBES = (
     CalibrationProbe("causal_512", causal, 16, 512, 512, batch=32),
     CalibrationProbe("causal_4k", causal, 16, 4096, 4096, batch=2),
@@ -69,7 +78,7 @@ PROBES = (
         CalibrationProbe(f"blocks{b}", partial(block_diagonal, b), 16, 16384, 16384)
         for b in (64, 512)
     ),
-    CalibrationProbe("natten_13", lambda: patterns.natten_2d(kernel=13), 32, 4096, 4096),
+    CalibrationProbe("image_13", lambda: _IMAGE, 32, 4096, 4096),
 )
 
 
@@ -176,9 +185,28 @@ def work_of_probe(
     heads, stretch = probe.batch * probe.heads, 1.0
     if direction is Direction.backward and unit.work is not None:
         spans = list_spans(layout.transpose().row_ptr[None])
-        items = load_of(spans, unit.work, heads, probe.n_q)
-        stretch = stretch_of(unit, mode, items, adders_of([layout]), heads)
+        columns = load_of(spans, unit.work, heads, probe.n_q)
+        stretch = stretch_of_program(unit, mode, columns, adders_of([layout]), heads)
     return work_of(unit, mode, dim, tally_of([layout], direction), heads, stretch)
+
+
+def stretch_of_program(
+    unit: SourceUnit, mode: str, columns: Items | None, adders: Adders | None, heads: float
+) -> float:
+    """Return the stretch of a backward pass, see `Sample`.
+
+    Args:
+        unit, mode: the program.
+        columns: its items; None where nobody counted them.
+        adders: its tile rows, where items are counted.
+        heads: of all sequences, for each list.
+    """
+    if columns is None or adders is None:
+        return 1.0
+    rows = adders.items(columns, heads) if mode == SEPARATE_DQ else None
+    launches = unit.mode(mode).usual_launches
+    resident = max((launch.resident for launch in launches), default=1)
+    return stretch_of(unit.costs[0].launch, resident, columns, rows)
 
 
 def programs(units: Sequence[SourceUnit], target: str) -> Iterator[tuple[SourceUnit, str]]:

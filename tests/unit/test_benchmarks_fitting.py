@@ -209,7 +209,9 @@ def test_calibrated_tables_predict_the_times_again(timed):
         tally = Tally(sample.rows, sample.tiles, sample.masked, sample.lone)
         cost = Cost(sample.mode, **numbers)
         cycles = sample.stretch * (cost.cycles(tally) + tests * sample.tests)
-        ms = Card(**made["card"]).milliseconds(cycles + cost.query * sample.queries, sample.launches)
+        ms = Card(**made["card"]).milliseconds(
+            cycles + cost.query * sample.queries, sample.launches
+        )
         assert ms == pytest.approx(sample.ms, rel=1e-3)
     usual, once = (made["backward"]["128"][mode] for mode in ("default", "exclusive_dq"))
     assert {**once, "query": 0} == {**usual, "query": 0}

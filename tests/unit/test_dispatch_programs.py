@@ -158,8 +158,9 @@ def test_a_lone_block_has_its_multiprocessor_for_itself():
 def waiting(mode: str, heads: int, deterministic: bool = False) -> Program:
     """Two columns of 64 tiles, whose rows have one tile in one column each."""
     launch = replace(LAUNCH, step=500)
-    costs = Cost(DEFAULT, 0, 100, 0, query=70, launch=launch), Cost(
-        EXCLUSIVE_DQ, 0, 100, 0, query=20, launch=launch
+    costs = (
+        Cost(DEFAULT, 0, 100, 0, query=70, launch=launch),
+        Cost(EXCLUSIVE_DQ, 0, 100, 0, query=20, launch=launch),
     )
     facts = Facts(Tally(2, 128, 0, 0, 128), Adders(1, 128), items=Items(2 * heads, 128 * heads, 64))
     wanted = Pass(BACKWARD, frozenset(), deterministic, ("cuda", 0))
@@ -186,7 +187,9 @@ def test_storing_dq_never_takes_longer_than_adding_to_it(heads):
 
 def test_deterministic_passes_do_not_depend_on_heads():
     few, many = (waiting(EXCLUSIVE_DQ, heads, True) for heads in (1, 100))
-    assert (few.idle, few.starts, few.time) == (many.idle, many.starts, many.time) == (0, 0, few.time)
+    assert (
+        (few.idle, few.starts, few.time) == (many.idle, many.starts, many.time) == (0, 0, few.time)
+    )
 
 
 # ------------------------------------------------------------------ coefficients
