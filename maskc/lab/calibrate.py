@@ -27,10 +27,10 @@ from maskc.dsl.combinators import (
     full,
     global_tokens,
     sinks,
-    where,
     window,
 )
 from maskc.dsl.mask import Mask
+from maskc.dsl.tracer import where
 from maskc.lab.fitting import GHZ, Fit, Sample, fits
 from maskc.layout import build, list_spans, load_of
 from maskc.layout.work.tile_counts import Adders, adders_of, tally_of

@@ -266,7 +266,7 @@ def _counted(
 
 def items_of(
     plan: KernelPlan, layouts: Sequence[BlockLayout], n_q: int, heads: int
-) -> Items | None:  # fmt: skip
+) -> Items | None:
     """Return the work items of a backward pass of so many heads; None in other passes."""
     rule = plan.schedule.work
     if not heads or plan.direction is not Direction.backward or rule is None:

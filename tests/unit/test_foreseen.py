@@ -123,7 +123,7 @@ def test_what_is_expected_depends_on_shapes_alone():
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("mask", [mc.flags("real"), mc.causal() & mc.flags("real")])
 def test_flags_that_every_key_must_have_count_as_padding(mask, direction):
-    """Tile counts are those of random lengths between a quarter and all of the keys, in the mean."""
+    """Tile counts are those of random lengths from a quarter to all of the keys, in the mean."""
     n, tile = 1000, TileShape(64, 128)
     sizes, rng, counts = Sizes(4, 2, 2, n, n), np.random.default_rng(0), []
     tally = expected_tally(bundle_of(mask), tile, {}, sizes, direction, None)
