@@ -1,5 +1,8 @@
 """`python -m benchmarks.choices [--out FILE] [CASE ...]`: does a call take the fastest program?
 
+With `--judge FILE` no GPU is needed: for every call of an earlier run, ask which program it takes
+today, and compare the times of that run.
+
 Every program that can run a call is forced and timed, next to the program that the call takes by
 itself. Regret is the time of the chosen program divided by the time of the fastest one. Processes
 compile the cases side by side; then one case after the other has the card for itself. The output of
@@ -29,19 +32,36 @@ import numpy as np
 import maskc as mc
 from benchmarks.fitting import card, with_fits
 from benchmarks.runs import save
+from maskc import driver
 from maskc.build.toolchain import gpus
 from maskc.core.bundle import PACK_GQA, SourceUnit
-from maskc.core.coefficients import source_name
-from maskc.core.cost import Tally
+from maskc.core.coefficients import priced, source_name
+from maskc.core.cost import Items, Tally
 from maskc.core.problem import Direction
+from maskc.core.target import Target
+from maskc.core.tensors import Array, contiguous
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.checks import check_call
+from maskc.dispatch.launch_plan import outputs_of, strides_of
+from maskc.dispatch.programs import PARTS
 from maskc.dispatch.stand_ins import tally_of_documents
 from maskc.dsl.mask import Mask
-from maskc.lab.calibrate import forced, work_of
+from maskc.lab.calibrate import forced, stretch_of_program, work_of
 from maskc.lab.fitting import Sample, fits
-from maskc.layout import beside_documents, build, extents, sequence_arrays
-from maskc.layout.work.tile_counts import tally_of
+from maskc.layout import (
+    beside_documents,
+    build,
+    extents,
+    kernel_lists,
+    list_spans,
+    load_of,
+    sequence_arrays,
+)
+from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
+from maskc.plan.cost import runs_in_parts
 from maskc.runtime.binding import Binder
 from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.planner import CallPlanner
 
 TARGET = "sm_90a"
 Data = dict[str, Any]
@@ -157,6 +177,11 @@ def _cases() -> Iterator[Case]:
         natten = mc.patterns.natten_2d(width=64, kernel=(width, width))
         yield from _plain(f"natten64_{width}", lambda m=natten: m, (4, 8, 4096), 64, 128)
     yield from _plain("swin64", lambda: mc.patterns.swin(), (4, 8, 4096), 64, 128)
+    for n in (512, 1024, 2048):  # too few heads to fill a card
+        yield from _plain(f"few_causal_{n}", mc.causal, (1, 16, n), 64, 128)
+        yield from _plain(f"few_full_{n}", mc.full, (1, 16, n), 64, 128)
+        yield from _plain(f"few_window_{n}", lambda: hf(256), (1, 16, n), 64, 128)
+    yield from _plain("few_cross_4k_77", mc.full, (1, 16, 4096, 77), 64, 128)
     yield _documents(300, 16384, (32, 8), 128)
     yield _documents(900, 16384, (32, 8), 128)
     yield _documents(400, 16384, (16, 16), 72)
@@ -368,8 +393,6 @@ def samples(rows: list[Row]) -> list[Sample]:
         passes = [each for each in Direction if each.value in row]
         if passes:
             attn = case.mask().compile(case.dim, n_heads=case.heads, target=TARGET)
-            if any(unit.boxes for unit in attn.bundle.units):
-                continue  # partial tiles are tested pair by pair, which the model does not know
             for direction in passes:
                 found += _samples(case, attn, direction, row[direction.value]["ms"])
     return found
@@ -383,7 +406,7 @@ def _samples(
     for unit in attn.bundle.choice(TARGET, direction):
         if unit.boxes is not None or not unit.costs:
             continue
-        tallies = _tallies(case, attn, unit, direction)
+        tallies, items, adders = _counted(case, attn, unit, direction)
         heads = case.batch * case.heads / len(tallies)
         columns = case.batch * (case.kv_heads if backward else case.heads) / len(tallies)
         total = Tally(
@@ -396,12 +419,17 @@ def _samples(
         source = source_name(direction, unit.form)
         for mode, _ in unit.modes:
             if f"{source} {mode}" in ms:
-                sample = work_of(unit, mode, dim, total, 1.0)
+                rest = (items, adders, case.batch * case.heads / len(tallies))
+                stretch = stretch_of_program(unit, mode, *rest) if backward else 1.0
+                sample = work_of(unit, mode, dim, total, 1.0, stretch)
                 yield replace(sample, ms=ms[f"{source} {mode}"])
 
 
-def _tallies(case: Case, attn: CompiledMask, unit: SourceUnit, direction: Direction) -> list[Tally]:
-    """Tile counts of every distinct list of a case, with the data that were timed."""
+def _counted(
+    case: Case, attn: CompiledMask, unit: SourceUnit, direction: Direction
+) -> tuple[list[Tally], Items | None, Adders | None]:
+    """Tile counts of every distinct list of a case, with the data that were timed; the work items
+    and the tile rows of a backward pass where the host makes its lists."""
     bundle, binder = attn.bundle, Binder(attn.bundle)
     data = case.data(np.random.default_rng(0))
     bound = binder.completed(binder.bind(data, case.n_q, case.n_kv), case.n_q, case.n_kv)
@@ -410,14 +438,18 @@ def _tallies(case: Case, attn: CompiledMask, unit: SourceUnit, direction: Direct
         beside, ids = beside_documents(recipe.keep, bundle.data), data["doc"]
         if beside is None:
             raise TypeError(f"{case.name}: not a mask of documents")
-        return [tally_of_documents(unit.tile, beside, bound.params, ids, direction)]
+        return [tally_of_documents(unit.tile, beside, bound.params, ids, direction)], None, None
     batches, heads = extents(recipe, bound.arrays)
-    layouts = (
+    layouts = [
         build(recipe, case.n_q, case.n_kv, bound.params,
               sequence_arrays(recipe, bound.arrays, sequence, head))
         for sequence in range(batches) for head in range(heads)
-    )  # fmt: skip
-    return [tally_of([layout], direction) for layout in layouts]
+    ]  # fmt: skip
+    items = None
+    if unit.work is not None and direction is Direction.backward:
+        spans = list_spans(kernel_lists([layout.transpose() for layout in layouts])[0])
+        items = load_of(spans, unit.work, case.batch * case.heads, case.n_q)
+    return [tally_of([layout], direction) for layout in layouts], items, adders_of(layouts)
 
 
 def calibrate(report: Row, path: Path) -> str:
@@ -430,6 +462,60 @@ def calibrate(report: Row, path: Path) -> str:
 
 
 # ------------------------------------------------------------------ regret
+
+
+def planned(case: Case, direction: Direction) -> str:
+    """Return the program that a call takes on an H200, planned without a card."""
+    mask, target = case.mask(), Target.named(TARGET)
+    attn = mask.compile(case.dim, n_heads=case.heads, target=TARGET)
+    bundle = priced(attn.bundle)
+    binder, shapes = Binder(bundle), _shapes(case, direction)
+    planner = CallPlanner(bundle, target, binder, None)
+    views = {
+        name: Array(1 << 20, shape, contiguous(shape),
+                    "float32" if name == "lse" else "bfloat16", ("cuda", 0))
+        for name, shape in shapes.items()
+    }  # fmt: skip
+    selector, wanted = planner.whole.selector, Pass(direction, frozenset(), False, ("cuda", 0))
+    selector.tuned.clear()
+    unit = selector.source(direction)
+    sizes = check_call(views, bundle, unit)
+    place = Place(sizes, strides_of(views, outputs_of(bundle, direction, views, sizes, True)))
+    if case.data(np.random.default_rng(0)):  # on the device
+        bound = Bound(dict(bundle.params), {}, (), given=object())
+    else:
+        bound = binder.completed(binder.bind({}, case.n_q, case.n_kv), case.n_q, case.n_kv)
+        plan = driver.plan_kernel(mask, bundle.problem, target)
+        heads = case.batch * case.heads
+        if bundle.parts and runs_in_parts(plan, case.n_q, case.n_kv, direction, heads):
+            return PARTS
+    program = selector.choose(unit, wanted, bound, place)
+    boxes = program.unit.boxes is not None
+    return f"{'boxes' if boxes else source_name(direction, program.unit.form)} {program.mode}"
+
+
+def _shapes(case: Case, direction: Direction) -> dict[str, tuple[int, ...]]:
+    q = case.batch, case.heads, case.n_q, case.dim
+    k = case.batch, case.kv_heads, case.n_kv, case.dim
+    shapes: dict[str, tuple[int, ...]] = {"q": q, "k": k, "v": k}
+    if direction is Direction.backward:
+        shapes |= {"out": q, "lse": q[:3], "dout": q}
+    return shapes
+
+
+def judged(rows: list[Row]) -> Iterator[Row]:
+    """The rows of an earlier run, as if its calls had taken the programs that they take today.
+
+    Passes that would run what was not timed keep the program of that run.
+    """
+    cases = {case.name: case for case in CASES}
+    for row in rows:
+        passes = {each.value: dict(row[each.value]) for each in Direction if each.value in row}
+        for direction, one in passes.items():
+            name = planned(cases[row["case"]], Direction(direction))
+            if name in one["ms"]:
+                one |= {"chosen": name, "ms": one["ms"] | {"chosen": one["ms"][name]}}
+        yield row | passes
 
 
 def regrets(rows: list[Row]) -> Iterator[tuple[str, str, float, str, str]]:
@@ -470,17 +556,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.choices")
     parser.add_argument("--out", type=Path, default=Path("choices.json"))
     parser.add_argument("--summary", type=Path, metavar="FILE", help="print the regrets of a file")
+    parser.add_argument("--judge", type=Path, metavar="FILE", help="with today's choices")
     parser.add_argument("--calibrate", type=Path, metavar="TOML", help="fit a file's times")
     parser.add_argument("names", nargs="*", metavar="CASE")
     asked = parser.parse_args()
-    if asked.summary is None:
+    earlier = asked.summary or asked.judge
+    if earlier is None:
         measure(asked.names, asked.out)
         return
-    report = json.loads(asked.summary.read_text())
+    report = json.loads(earlier.read_text())
     if asked.calibrate is not None:
         print(calibrate(report, asked.calibrate))
         return
-    rows = report["rows"]
+    rows = list(judged(report["rows"])) if asked.judge else report["rows"]
     for row in rows:
         print(_line(row))
     print(summary(rows))

@@ -48,9 +48,12 @@ def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> s
         cost = fit.cost
         entry = (
             f"{{ row = {cost.row}, tile = {cost.tile}, masked = {cost.masked}, lone = {cost.lone}, "
-            f"query = {cost.query} }}"
+            f"query = {cost.query}"
         )
-        wanted.setdefault(fit.source, {})[f"{fit.head_dim}.{cost.mode}"] = entry
+        key = f"{fit.head_dim}.{cost.mode}"
+        test = _test_of(text, prefix, fit.source, key) if fit.test is None else fit.test
+        entry += f", test = {test} }}" if test is not None else " }"
+        wanted.setdefault(fit.source, {})[key] = entry
     lines: list[str] = []
     section = ""
     for line in text.splitlines():
@@ -65,6 +68,13 @@ def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> s
     for name, entries in wanted.items():
         lines += ["", f"[{prefix}.{name}]", *(f"{key} = {value}" for key, value in entries.items())]
     return "\n".join(lines) + "\n"
+
+
+def _test_of(text: str, prefix: str, source: str, key: str) -> int | None:
+    """The earlier `test` of a mode, where no time of the fit tells it."""
+    section = text.partition(f"[{prefix}.{source}]")[2].partition("\n[")[0]
+    line = re.search(rf"^{re.escape(key)} = .*\btest = (\d+)", section, re.M)
+    return None if line is None else int(line[1])
 
 
 def _finish(lines: list[str], entries: Mapping[str, str]) -> None:

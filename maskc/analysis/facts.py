@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import islpy as isl
 import numpy as np
 
-from maskc.analysis.sampled_rows import have_gaps, sampled_rows
+from maskc.analysis.sampled_rows import TRIED, UNEQUAL, have_gaps, sampled_rows
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.ir.id_lists import veiled
@@ -54,6 +54,7 @@ class _View:
     upper: isl.Set
     inside: isl.Set
     universe: Universe
+    keep: Expr
 
 
 _Test = Callable[[_View], bool]
@@ -63,10 +64,11 @@ def analyse(ir: MaskIR) -> MaskFacts:
     """Decide the facts of one head's mask."""
     keep = veiled(ir.keep)
     exact, views = not E.arrays(keep), _Views(keep)
-    refuted = _refuted(keep) if exact else frozenset()
+    refuted = _refuted(keep, TRIED) if exact else frozenset()
+    unequal = _refuted(keep, UNEQUAL) if exact else frozenset()
     return MaskFacts(*(
         Fact(name, False, "all lengths", proof) if name in refuted
-        else _fact(views, exact, name, proof, test)
+        else _fact(views, exact, name, proof, test, name in unequal)
         for name, proof, test in (
             (_CAUSAL, "mask - {k <= p} is empty", _causal),
             (_NO_EMPTY_ROW, "rows - projection(mask) is empty", _no_empty_row),
@@ -80,11 +82,11 @@ _CAUSAL, _NO_EMPTY_ROW = "causal", "no empty row"
 _CONTIGUOUS, _SHIFTS = "contiguous rows", "translation invariant"
 
 
-def _refuted(keep: Expr) -> frozenset[str]:
-    """Names of facts that some rows of a mask without data contradict, at n_q = n_kv."""
+def _refuted(keep: Expr, lengths: tuple[tuple[int, int], ...]) -> frozenset[str]:
+    """Names of facts that some rows of a mask without data contradict at some lengths."""
     wrong: set[str] = set()
-    for queries, rows, after in sampled_rows(keep, E.params(keep)):
-        if (rows & (np.arange(rows.shape[1]) > queries[:, None])).any():
+    for positions, rows, after in sampled_rows(keep, E.params(keep), lengths):
+        if (rows & (np.arange(rows.shape[1]) > positions[:, None])).any():
             wrong.add(_CAUSAL)
         if not rows.any(axis=1).all():
             wrong.add(_NO_EMPTY_ROW)
@@ -118,7 +120,9 @@ class _Views:
         return view
 
 
-def _fact(views: _Views, exact: bool, name: str, proof: str, test: _Test) -> Fact:
+def _fact(
+    views: _Views, exact: bool, name: str, proof: str, test: _Test, only_square: bool = False
+) -> Fact:
     """Try all lengths, then equal ones.
 
     Args:
@@ -126,9 +130,10 @@ def _fact(views: _Views, exact: bool, name: str, proof: str, test: _Test) -> Fac
         exact: whether the mask reads no data: only then a failed test is a refutation.
         name, proof: what the fact says.
         test: decides it.
+        only_square: whether it is known not to hold at all lengths.
     """
     answer: bool | None = None
-    for where, square in (("all lengths", False), ("n_q = n_kv", True)):
+    for where, square in (("all lengths", False), ("n_q = n_kv", True))[only_square:]:
         try:
             view = views.at(square)
             with budget():
@@ -147,7 +152,9 @@ def _view(keep: Expr, square: bool) -> _View:
     if square:
         inside = inside.intersect(universe.set(E.eq(E.N_Q, E.N_KV)))
     lower = universe.set(keep, opaque=False).intersect(inside)
-    return _View(lower, universe.set(keep, opaque=True).intersect(inside), inside, universe)
+    reads = E.arrays(keep)
+    upper = universe.set(keep, opaque=True).intersect(inside) if reads else lower
+    return _View(lower, upper, inside, universe, keep)
 
 
 def _causal(view: _View) -> bool:
@@ -156,8 +163,21 @@ def _causal(view: _View) -> bool:
 
 
 def _no_empty_row(view: _View) -> bool:
+    if _keeps_own_keys(view):
+        return True
     rows = view.inside.project_out(isl.dim_type.set, 1, 1)
     return rows.is_subset(view.lower.project_out(isl.dim_type.set, 1, 1))
+
+
+def _keeps_own_keys(view: _View) -> bool:
+    """Whether every query is proved to see the key at its own position, term by term: most masks
+    keep these keys, and a term without k is a small set."""
+    position = E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q))
+    terms = (E.substitute(term, {E.K: position}) for term in E.conjuncts(view.keep))
+    valid = E.ge(position, E.ZERO)
+    return all(
+        view.inside.is_subset(view.universe.set(term, opaque=False)) for term in (valid, *terms)
+    )
 
 
 def _contiguous(view: _View) -> bool:

@@ -3,39 +3,41 @@ up to a second to refute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 
-TRIED = 61, 8192
-"""Numbers of tokens at which rows are looked at."""
+TRIED = (61, 61), (8192, 8192)
+"""Queries and keys at which rows are looked at."""
+UNEQUAL = (8192, 61), (61, 8192)
+"""Likewise, where a claim about all lengths may fail that holds at equal ones."""
 
 _PAIRS = 12
 """Pairs of neighbouring rows that are looked at."""
 
 
 def sampled_rows(
-    keep: Expr, numbers: Mapping[str, int]
+    keep: Expr, numbers: Mapping[str, int], lengths: Iterable[tuple[int, int]] = TRIED
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(queries, bool rows [queries, keys] of these, rows of the queries behind them), at lengths
-    n_q = n_kv.
+    """(positions of queries, bool rows [queries, keys] of these, rows of the queries behind them).
 
     Args:
         keep: reads no data.
         numbers: values of its parameters and arguments.
+        lengths: (n_q, n_kv).
     """
-    for n in TRIED:
-        first = np.unique(np.arange(_PAIRS, dtype=np.int64) * 2654435761 % (n - 1))
-        first = np.union1d(first, [0, n - 2])
-        env = {**numbers, "k": np.arange(n), "n_q": n, "n_kv": n}
+    for n_q, n_kv in lengths:
+        first = np.unique(np.arange(_PAIRS, dtype=np.int64) * 2654435761 % (n_q - 1))
+        first = np.union1d(first, [0, n_q - 2])
+        env = {**numbers, "k": np.arange(n_kv), "n_q": n_q, "n_kv": n_kv}
         rows, after = (
-            np.broadcast_to(evaluate(keep, {**env, "q": q[:, None]}), (len(q), n))
+            np.broadcast_to(evaluate(keep, {**env, "q": q[:, None]}), (len(q), n_kv))
             for q in (first, first + 1)
         )
-        yield first, rows, after
+        yield first + n_kv - n_q, rows, after
 
 
 def have_gaps(rows: np.ndarray) -> bool:

@@ -279,6 +279,9 @@ class SourceUnit:
     floats."""
     distances: bool = False
     """Whether it reads bits by k - q instead of testing pairs."""
+    tests: int = 0
+    """Operations of a condition on the axes of a grid that partial tiles test for every pair; 0
+    where bits of whole rows tell."""
     by_documents: bool = False
     """Whether its tiles of keys begin with documents, see maskc/layout/tiles/document_tiles.py."""
     form: str = ""

@@ -97,8 +97,10 @@ def _bytes_per_cycle(tables: Tables) -> float:
 
 def over(main: Any, other: Any) -> Any:
     """Return the numbers of `other`, and those of `main` where `other` has none."""
-    if not isinstance(main, Mapping) or "tile" in other:  # a mode is fitted as a whole
+    if not isinstance(main, Mapping):
         return other
+    if "tile" in other:  # a mode is fitted as a whole, apart from tests of pairs
+        return {**{name: main[name] for name in ("test",) if name in main}, **other}
     names = (*main, *(name for name in other if name not in main))
     return {
         name: over(main[name], other[name]) if name in main and name in other
@@ -140,7 +142,7 @@ def step_size(keys: int, usual: int) -> float:
 
 def costs(
     tables: Tables, direction: Direction, form: str, head_dim: int, modes: Collection[str],
-    size: float = 1.0,
+    size: float = 1.0, tests: int = 0, head_dim_v: int | None = None,
 ) -> tuple[Cost, ...]:  # fmt: skip
     """Return the costs of the modes of a source; empty where the tables lack it.
 
@@ -149,15 +151,18 @@ def costs(
         direction, form, head_dim: the source.
         modes: the names of the modes that it has.
         size: the cost of a step, relative to a step of the default source.
+        tests: the operations of a condition that partial tiles test pair by pair.
+        head_dim_v: of rows of v; None: as of q and k.
     """
-    by_mode = tables.get(source_name(direction, form), {}).get(str(head_dim), {})
+    by_dims = tables.get(source_name(direction, form), {})
+    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}", by_dims.get(str(head_dim), {}))
     launch = _launch_cost(tables, direction, head_dim) if by_mode else LaunchCost()
     return tuple(
         Cost(
             mode,
             numbers["row"],
             round(size * numbers["tile"]),
-            round(size * numbers["masked"]),
+            round(size * (numbers["masked"] + tests * numbers.get("test", 0))),
             numbers.get("lone", 0),
             numbers.get("query", 0),
             launch,
@@ -179,6 +184,7 @@ def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchC
         card.multiprocessors,
         parts["alone"],
         card.cycles(parts["last_row_us"]),
+        card.cycles(card.launch_us) * card.multiprocessors,
     )
 
 
@@ -229,6 +235,7 @@ def _costs(
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
-    head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
-    of_unit = costs(tables_of(unit.target), direction, unit.form, head_dim, modes, size)
+    padded = TARGETS[unit.target].padded(bundle.problem, direction, unit.form)
+    rest = (padded.head_dim, modes, size, unit.tests, padded.head_dim_v)
+    of_unit = costs(tables_of(unit.target), direction, unit.form, *rest)
     return of_unit or (assumed(unit.target, direction, unit.tile) if of_parts else ())

@@ -2,11 +2,13 @@
 
 Predictions depend on the mask, the lengths and the model of the card alone: each distinct list of
 tiles counts once, however many heads or sequences have it. So one mask at one pair of lengths
-always runs the same source on one model of card, and gives the same bits.
+always runs the same source on one model of card, and gives the same bits. Backward passes add up
+in any order unless they are deterministic: only there heads and sequences count, see `Items`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from maskc.core.problem import TileShape
@@ -33,6 +35,69 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Items:
+    """The work items of a launch; a block takes one at a time, the longest first."""
+
+    count: int
+    tiles: int
+    """The tiles of all items."""
+    longest: int
+    """The most tiles of an item."""
+
+    def stretch(self, launch: LaunchCost, resident: int) -> float:
+        """Return the time of the launch relative to evenly divided work; at least 1.
+
+        Blocks take turns. If there are at most two turns, the last one takes as long as the first,
+        however few items it has. If there are more, blocks drift apart, and it costs less.
+
+        Args:
+            launch: the multiprocessors, and how fast a block is alone.
+            resident: blocks that a multiprocessor runs at once.
+        """
+        slots = launch.multiprocessors * resident
+        if not slots or not self.tiles:
+            return 1.0
+        whole, rest = divmod(self.count, slots)
+        turns = whole + self._turn(rest, launch, resident)
+        if self.count > _FEW_TURNS * slots:
+            turns = min(turns, self.count / slots + _LAST_TURN)
+        first = self.longest * self._turn(min(self.count, slots), launch, resident)
+        return max(1.0, slots * max(first / self.tiles, turns / self.count))
+
+    @staticmethod
+    def _turn(items: int, launch: LaunchCost, resident: int) -> float:
+        """The time of a turn of few items, relative to that of a full one."""
+        if not items:
+            return 0.0
+        return max(math.ceil(items / launch.multiprocessors) / resident, launch.alone)
+
+
+_FEW_TURNS = 2
+_LAST_TURN = 0.2
+"""Time that the last of several turns adds, in turns. The times in
+benchmarks/results/choices-fit-h200.json fit 0 to 1 about as well; of 0.2, 0.5 and 1 it chooses
+best there."""
+
+
+def stretch_of(
+    launch: LaunchCost, resident: int, columns: Items | None, rows: Items | None = None
+) -> float:
+    """Return the time of a backward pass through its tiles, relative to evenly divided work.
+
+    Args:
+        launch: see `Items.stretch`.
+        resident: see `Items.stretch`.
+        columns: the items of the launch by tile columns; None where nobody counted them.
+        rows: those of a launch by tile rows, which makes dq and has about half of the work; None
+            where there is none.
+    """
+    if columns is None:
+        return 1.0
+    stretch = columns.stretch(launch, resident)
+    return stretch if rows is None else (stretch + rows.stretch(launch, resident)) / 2
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchCost:
     """The cost of a launch in addition to its tiles, however few heads it has: a mask in parts pays
     it several times."""
@@ -48,6 +113,8 @@ class LaunchCost:
     many blocks as fit."""
     last_row: float = 0.0
     """The most cycles that they wait: long rows are cut."""
+    step: float = 0.0
+    """Cycles of all multiprocessors together for each launch of a pass; most launches are short."""
 
 
 @dataclass(frozen=True, slots=True)

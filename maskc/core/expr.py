@@ -497,6 +497,16 @@ def walk(term: T) -> Iterator[T]:
         yield from walk(part)
 
 
+def operations(expr: Expr) -> int:
+    """Count the operations of a formula; equal ones count once.
+
+    Sums, conjunctions and disjunctions are left out: they are folded into comparisons.
+    """
+    return sum(
+        bool(node.parts) and not isinstance(node, Sum | All | Any) for node in set(walk(expr))
+    )
+
+
 def symbols(expr: Expr) -> frozenset[str]:
     """The names of the variables in a formula."""
     return frozenset(node.name for node in expr.named if isinstance(node, Sym))

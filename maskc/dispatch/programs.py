@@ -21,10 +21,11 @@ from maskc.core.bundle import (
     PACK_GQA,
     PERSISTENT,
     SEPARATE_DQ,
+    Launch,
     Mode,
     SourceUnit,
 )
-from maskc.core.cost import Cost, Tally, at_least
+from maskc.core.cost import Cost, Items, Tally, at_least, stretch_of
 from maskc.core.problem import OF_HEADS, Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Pass
@@ -66,6 +67,8 @@ class Facts:
     """Whether the host makes the work list."""
     shared: bool = False
     """Whether several items of the work list add to the same tile column."""
+    items: Items | None = None
+    """The work items of a backward pass of all heads; None where nobody counted them."""
 
     @property
     def adds_in_steps(self) -> bool:
@@ -121,6 +124,16 @@ class Program(Generic[S]):
     overhead: float = 0.0
     """Cycles of all multiprocessors together that it costs however few heads there are: a call of
     several launches pays it several times."""
+    idle: float = 0.0
+    """More cycles, counted like `cycles`, as the work of all heads fills the multiprocessors
+    unevenly; 0 where the choice may not depend on the number of heads."""
+    starts: float = 0.0
+    """Likewise, while its launches start."""
+
+    @property
+    def time(self) -> float:
+        """The cycles by which programs of a whole mask are compared."""
+        return self.cycles + self.idle + self.starts
 
     @property
     def runs_in_parts(self) -> bool:
@@ -175,9 +188,13 @@ def programs_of(
     for mode, obstacle in obstacles.items():
         if mode in modes:
             cycles = _cycles(unit, mode, facts, sharing)
-            overhead = _overhead(unit, mode, modes[mode], facts, cycles)
+            launches = modes[mode].usual_launches
+            overhead = _overhead(unit, mode, launches, facts, cycles)
             joined = unit.costs[0].launch.join * sizes.n_q if accumulates and unit.costs else 0.0
-            yield Program(unit, mode, cycles + joined, obstacle, overhead)
+            idle, starts = 0.0, 0.0
+            if backward and not wanted.deterministic:
+                idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
+            yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
 
 
 def _forward(wanted: Pass) -> dict[str, str]:
@@ -265,7 +282,9 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     return factor * (cost.cycles(tally) - columns)
 
 
-def _overhead(unit: Source, name: str, mode: Mode, facts: Facts, cycles: float) -> float:
+def _overhead(
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, cycles: float
+) -> float:
     """Return the cycles of all multiprocessors while launches start, and while the last row runs.
 
     Of the two launches of SEPARATE_DQ each has about half of a row's cycles.
@@ -273,10 +292,57 @@ def _overhead(unit: Source, name: str, mode: Mode, facts: Facts, cycles: float) 
     if not unit.costs or facts.tally is None or math.isinf(cycles):
         return 0.0
     launch, row = unit.costs[0].launch, cycles / max(1, facts.tally.rows)
-    blocks = max((kernel.resident for kernel in mode.usual_launches), default=1)
+    blocks = max((kernel.resident for kernel in launches), default=1)
     alone = launch.alone * blocks * (row / 2 if name == SEPARATE_DQ else row)
     waits = launch.multiprocessors * min(alone, launch.last_row)
-    return len(mode.usual_launches) * launch.start + waits
+    return len(launches) * launch.start + waits
+
+
+def _waiting(
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
+    cycles: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the cycles of a backward pass while multiprocessors are idle, and while its launches
+    start, both counted like its other cycles.
+
+    Args:
+        unit, name: the source and the mode.
+        launches: of the mode.
+        facts: its tiles.
+        sizes: of the call.
+        cycles: of the program without either.
+    """
+    tally, rows = facts.tally, -(-sizes.n_q // unit.tile.q)
+    if unit.boxes is not None:
+        rows = unit.boxes.counts(sizes.n_q)[0]
+    heads = sizes.batch * sizes.heads_q
+    if not unit.costs or tally is None or not tally.queries or not heads or math.isinf(cycles):
+        return 0.0, 0.0
+    lists, launch = tally.queries / rows, unit.costs[0].launch  # distinct ones: each counts once
+    of_rows = None
+    if facts.items is not None and facts.adders is not None and name == SEPARATE_DQ:
+        of_rows = facts.adders.items(facts.items, heads / lists)
+    resident = max((kernel.resident for kernel in launches), default=1)
+    stretch = stretch_of(launch, resident, facts.items, of_rows)
+    starts = len(launches) * launch.step * lists / heads
+    return _idle(unit, name, tally, stretch, cycles), starts
+
+
+def _idle(unit: Source, name: str, tally: Tally, stretch: float, cycles: float) -> float:
+    """Return the cycles of a backward pass while multiprocessors are idle.
+
+    Launches before and after that of the tiles, which prepare and finish dq, are short: only
+    EXCLUSIVE_DQ stores dq tile by tile, in no more time than others need to add to it.
+    """
+    costs = {cost.mode: cost for cost in unit.costs}
+    usual = costs.get(DEFAULT)
+    cost = costs.get(name, usual)
+    of_dq = 0 if cost is None else cost.query * tally.queries
+    idle = (stretch - 1) * (cycles - of_dq)
+    if name != EXCLUSIVE_DQ:
+        return idle
+    added = math.inf if usual is None else usual.query * tally.queries
+    return idle + max(0.0, min(stretch * of_dq, added) - of_dq)
 
 
 def cheapest(
@@ -306,10 +372,10 @@ def cheapest(
     for unit in units[1:]:
         if unit.boxes is None:
             bound = at_least(first.tally, units[0].tile, unit.tile, n_kv)
-            if _cycles_at_least(unit, bound) >= best.cycles:
+            if _cycles_at_least(unit, bound) >= best.time:
                 continue
         other = least(programs(unit, facts_of(unit)), best)
-        if other.cycles < best.cycles:
+        if other.time < best.time:
             best = other
     return best if parts is None else least([best, parts(best)])
 
@@ -324,7 +390,7 @@ def _cycles_at_least(unit: Source, bound: Tally) -> float:
 
 
 def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -> Program[S]:
-    """Return the program that can run and has the fewest cycles.
+    """Return the program that can run and has the least predicted time.
 
     Args:
         programs: of one source.
@@ -332,7 +398,7 @@ def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -
     """
     able = [program for program in programs if not program.obstacle]
     fallback = programs[0] if otherwise is None else otherwise
-    return min(able, key=lambda program: program.cycles, default=fallback)
+    return min(able, key=lambda program: program.time, default=fallback)
 
 
 class Launched(NamedTuple):
@@ -367,7 +433,8 @@ def in_parts(
         cycles += share * classes * program.cycles
         overhead += share * program.overhead
     heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
-    return Program(whole.unit, PARTS, cycles + overhead / heads)
+    waiting = whole.idle + whole.starts  # of the whole mask: the comparison leaves it out
+    return Program(whole.unit, PARTS, cycles + overhead / heads, idle=waiting)
 
 
 Emitted = Program[SourceUnit]

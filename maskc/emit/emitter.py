@@ -192,6 +192,7 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
         row_floats=plan.schedule.row_floats,
         key_floats=plan.schedule.key_floats,
         distances=plan.distances,
+        tests=plan.tests if plan.costs else 0,
         by_documents=plan.documents,
         form=plan.form,
         costs=plan.costs,

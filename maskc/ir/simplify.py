@@ -86,8 +86,9 @@ class _Simplifier:
         return not refuted and self._proves(context, formula)
 
     def _proves(self, context: _Context, formula: Expr) -> bool:
-        """Ask isl."""
-        return context.set().is_subset(self.universe.set(formula, opaque=False))
+        """Ask isl, first whether the lengths alone imply the formula: that is quickly found."""
+        implied = self.universe.set(formula, opaque=False)
+        return self.inside.is_subset(implied) or context.set().is_subset(implied)
 
     def run(self, formula: Expr, context: _Context) -> Expr:
         """The formula as it may be written where `context` is known to hold."""

@@ -14,18 +14,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SourceUnit
+from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SEPARATE_DQ, SourceUnit
 from maskc.core.coefficients import Gpu, Tables, card_of, source_name
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import Cost, Items, Tally, stretch_of
 from maskc.core.errors import NoDevice, not_imported
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.dsl.combinators import block_diagonal, causal, full, global_tokens, sinks, window
+from maskc.dsl.combinators import (
+    block_diagonal,
+    causal,
+    full,
+    global_tokens,
+    sinks,
+    window,
+)
 from maskc.dsl.mask import Mask
+from maskc.dsl.tracer import where
 from maskc.lab.fitting import GHZ, Fit, Sample, fits
-from maskc.layout import build
-from maskc.layout.work.tile_counts import tally_of
+from maskc.layout import build, list_spans, load_of
+from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import first_card, runs
 from maskc.verify.timing import Timed, take_turns
@@ -50,6 +58,9 @@ class CalibrationProbe:
     batch: int = 1
 
 
+_IMAGE = where(lambda q, k: (abs(q // 64 - k // 64) <= 6) & (abs(q % 64 - k % 64) <= 6))
+"""Windows of 13 x 13 on an image of 64 columns: partial tiles test every pair."""
+
 PROBES = (
     CalibrationProbe("causal_512", causal, 16, 512, 512, batch=32),
     CalibrationProbe("causal_4k", causal, 16, 4096, 4096, batch=2),
@@ -67,6 +78,7 @@ PROBES = (
         CalibrationProbe(f"blocks{b}", partial(block_diagonal, b), 16, 16384, 16384)
         for b in (64, 512)
     ),
+    CalibrationProbe("image_13", lambda: _IMAGE, 32, 4096, 4096),
 )
 
 
@@ -157,13 +169,44 @@ def _timed(probe: CalibrationProbe, dim: int, attn: CompiledMask) -> Iterator[Sa
         if made.last_sources[-1] != f"{unit.key} {mode}":
             continue  # this program cannot run this call
         name = f"{unit.key} {mode}"
-        layout = build(attn.bundle.variants[0].recipe(unit.tile), probe.n_q, probe.n_kv, {}, {})
-        tally = tally_of([layout], unit.directions[0])
-        works[name] = work_of(unit, mode, dim, tally, probe.batch * probe.heads)
+        works[name] = work_of_probe(probe, attn, unit, mode, dim)
         timed[name] = Timed(run)
     torch.cuda.synchronize()
     times = take_turns(timed, _ROUNDS, "cuda", _SECONDS)
     return (replace(works[name], ms=ms) for name, ms in times.items())
+
+
+def work_of_probe(
+    probe: CalibrationProbe, attn: CompiledMask, unit: SourceUnit, mode: str, dim: int
+) -> Sample:
+    """Return the work of a program of a probe as a sample without a time."""
+    (direction,) = unit.directions
+    layout = build(attn.bundle.variants[0].recipe(unit.tile), probe.n_q, probe.n_kv, {}, {})
+    heads, stretch = probe.batch * probe.heads, 1.0
+    if direction is Direction.backward and unit.work is not None:
+        spans = list_spans(layout.transpose().row_ptr[None])
+        columns = load_of(spans, unit.work, heads, probe.n_q)
+        stretch = stretch_of_program(unit, mode, columns, adders_of([layout]), heads)
+    return work_of(unit, mode, dim, tally_of([layout], direction), heads, stretch)
+
+
+def stretch_of_program(
+    unit: SourceUnit, mode: str, columns: Items | None, adders: Adders | None, heads: float
+) -> float:
+    """Return the stretch of a backward pass, see `Sample`.
+
+    Args:
+        unit, mode: the program.
+        columns: its items; None where nobody counted them.
+        adders: its tile rows, where items are counted.
+        heads: of all sequences, for each list.
+    """
+    if columns is None or adders is None:
+        return 1.0
+    rows = adders.items(columns, heads) if mode == SEPARATE_DQ else None
+    launches = unit.mode(mode).usual_launches
+    resident = max((launch.resident for launch in launches), default=1)
+    return stretch_of(unit.costs[0].launch, resident, columns, rows)
 
 
 def programs(units: Sequence[SourceUnit], target: str) -> Iterator[tuple[SourceUnit, str]]:
@@ -190,7 +233,9 @@ def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
     return CompiledMask(bundle, unit.target, held=attn.held)
 
 
-def work_of(unit: SourceUnit, mode: str, head_dim: int, tally: Tally, owners: float) -> Sample:
+def work_of(
+    unit: SourceUnit, mode: str, head_dim: int, tally: Tally, owners: float, stretch: float = 1.0
+) -> Sample:
     """Return the work of a program as a sample without a time.
 
     Args:
@@ -198,12 +243,13 @@ def work_of(unit: SourceUnit, mode: str, head_dim: int, tally: Tally, owners: fl
         head_dim: of the kernel.
         tally: the tiles of one head.
         owners: heads of all sequences.
+        stretch: see `Sample`.
     """
     return Sample(
         source_name(unit.directions[0], unit.form), head_dim, mode,
         round(owners * tally.rows), round(owners * tally.tiles), round(owners * tally.masked),
         len(unit.mode(mode).usual_launches), 0.0, round(owners * tally.lone),
-        round(owners * tally.queries),
+        round(owners * tally.queries), round(owners * tally.masked * unit.tests), stretch,
     )  # fmt: skip
 
 
@@ -230,16 +276,17 @@ def tables_of(fitted: Sequence[Fit], gpu: Gpu, multiprocessors: int) -> dict[str
     }  # fmt: skip
     for fit in fitted:
         modes = tables.setdefault(fit.source, {}).setdefault(str(fit.head_dim), {})
-        modes[fit.cost.mode] = _numbers(fit.cost)
+        modes[fit.cost.mode] = _numbers(fit)
         if fit.cost.mode == DEFAULT and fit.source in _BACKWARD:
             stored = replace(fit.cost, query=round(_ONCE * fit.cost.query))
-            modes[EXCLUSIVE_DQ] = _numbers(stored)
+            modes[EXCLUSIVE_DQ] = _numbers(replace(fit, cost=stored))
     return tables
 
 
 _BACKWARD = ("backward", "small_backward")
 
 
-def _numbers(cost: Cost) -> dict[str, int]:
+def _numbers(fit: Fit) -> dict[str, int]:
     terms = ("row", "tile", "masked", "lone", "query")
-    return {term: getattr(cost, term) for term in terms}
+    numbers = {term: getattr(fit.cost, term) for term in terms}
+    return numbers if fit.test is None else numbers | {"test": fit.test}

@@ -1,10 +1,10 @@
 """Coefficients of the cost model from measured times.
 
 The model says that a pass with `rows` tile rows, `tiles` tiles, `masked` tiles with dead pairs,
-`lone` rows with one tile and `queries` tile rows of dq takes
+`lone` rows with one tile, `queries` tile rows of dq and `tests` operations on pairs takes
 
-    launches * launch + (row * rows + tile * tiles + more * masked + alone * lone + query * queries)
-        / (multiprocessors * clock).
+    launches * launch + (stretch * (row * rows + tile * tiles + more * masked + alone * lone
+        + test * tests) + query * queries) / (multiprocessors * clock).
 
 Least squares of relative errors give the coefficients; none is negative. The time of a launch is a
 property of the card, so all fits share the value that makes the sum of their squares least.
@@ -18,7 +18,7 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from maskc.core.cost import Cost
+from maskc.core.cost import EXCLUSIVE_DQ, Cost
 from maskc.core.errors import UsageMistake
 
 GHZ = 1.7
@@ -45,6 +45,21 @@ class Sample:
     ms: float
     lone: int = 0
     queries: int = 0
+    tests: int = 0
+    """Operations of the condition that partial tiles test for every pair, times these tiles."""
+    stretch: float = 1.0
+    """The time of the launches through the tiles, relative to evenly divided work."""
+
+    @property
+    def counts(self) -> list[float]:
+        """The factors of row, tile, masked, lone, query and test."""
+        of_tiles = (self.rows, self.tiles, self.masked, self.lone)
+        stored = self.stretch if self.mode == EXCLUSIVE_DQ else 1.0  # by the launch of the tiles
+        return [
+            *(self.stretch * count for count in of_tiles),
+            stored * self.queries,
+            self.stretch * self.tests,
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,9 @@ class Fit:
     """The greatest relative error of a time."""
     squares: float = 0.0
     """The sum of the squared relative errors."""
+    test: int | None = None
+    """More cycles of a partial tile for each operation that tests pairs; None where no sample has
+    such tiles."""
 
     def __str__(self) -> str:
         return (
@@ -97,15 +115,17 @@ def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float) -> F
     """Return the coefficients of one mode, given the time of a launch."""
     per_cycle = 1 / (multiprocessors * GHZ * 1e6)
     ms = np.array([x.ms for x in samples])
-    counts = [[x.rows, x.tiles, x.masked, x.lone, x.queries] for x in samples]
+    counts = [x.counts for x in samples]
     launches = np.array([x.launches / 1e3 for x in samples])
     shares = np.column_stack([launches, per_cycle * np.array(counts, float)]) / ms[:, None]
     numbers = [round(x) for x in non_negative(shares[:, 1:], 1 - launch_us * shares[:, 0])]
     errors = shares @ np.array([launch_us, *numbers]) - 1
     first = samples[0]
     worst, squares = float(np.abs(errors).max()), float(errors @ errors)
-    cost = Cost(first.mode, *numbers)
-    return Fit(first.source, first.head_dim, cost, launch_us, worst, squares)
+    *of_tiles, test = numbers
+    tested = test if any(x.tests for x in samples) else None
+    cost = Cost(first.mode, *of_tiles)
+    return Fit(first.source, first.head_dim, cost, launch_us, worst, squares, tested)
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -59,4 +59,5 @@ from maskc.layout.work.work_list import backward_work as backward_work
 from maskc.layout.work.work_list import cutting_of as cutting_of
 from maskc.layout.work.work_list import forward_work as forward_work
 from maskc.layout.work.work_list import heads_per_group as heads_per_group
+from maskc.layout.work.work_list import load_of as load_of
 from maskc.layout.work.work_list import packed_work as packed_work

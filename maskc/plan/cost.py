@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from maskc.core import coefficients
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import EXCLUSIVE_DQ, N_KV_OF_ALL, LayoutRecipe, Mode
 from maskc.core.coefficients import source_name, step_size
-from maskc.core.cost import Cost
+from maskc.core.cost import Cost, Items
 from maskc.core.forms import SMALL
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, TileShape
@@ -37,7 +37,7 @@ from maskc.dispatch.programs import (
 )
 from maskc.dispatch.residue_split import in_turn, obstacle
 from maskc.dispatch.stand_ins import LONGEST, SAMPLE, of_documents
-from maskc.layout import views
+from maskc.layout import kernel_lists, list_spans, load_of, views
 from maskc.layout.inputs.max_seqlen import promises
 from maskc.layout.tiles.document_tiles import beside_documents
 from maskc.layout.work.tile_counts import adders_of, tally_of
@@ -76,8 +76,9 @@ def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
         usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
         size = step_size(plan.tile.k, usual.tile.k)
     modes = dict(plan.schedule.modes)
-    head_dim, tables = plan.padded.head_dim, coefficients.measured(plan.target.name)
-    costs = coefficients.costs(tables, plan.direction, plan.form, head_dim, modes, size)
+    tables = coefficients.measured(plan.target.name)
+    rest = (plan.padded.head_dim, modes, size, plan.tests, plan.padded.head_dim_v)
+    costs = coefficients.costs(tables, plan.direction, plan.form, *rest)
     if costs or not of_parts:
         return costs
     return coefficients.assumed(plan.target.name, plan.direction, plan.tile)
@@ -157,16 +158,17 @@ Counted = Callable[[Candidate, int, int, Direction], Facts]
 
 def programs_at(
     candidate: Candidate, facts: Facts, n_q: int, n_kv: int, direction: Direction | None = None,
-    accumulates: bool = False,
+    accumulates: bool = False, heads: int | None = None,
 ) -> list[Program[Candidate]]:  # fmt: skip
     """The programs of a planned source for one head with these tiles.
 
     Args:
         direction: the pass; that of the plan when None.
         accumulates: whether results are added to those of another launch.
+        heads: of all sequences; None: so many that they keep a card busy.
     """
     wanted = Pass(direction or candidate.plan.direction, frozenset(), False, HOST)
-    sizes = Sizes(_MANY, 1, 1, n_q, n_kv)
+    sizes = Sizes(heads or _MANY, 1, 1, n_q, n_kv)
     return list(programs_of(candidate, wanted, facts, sizes, accumulates))
 
 
@@ -218,10 +220,11 @@ def choice(
         return None
     lengths = n_q, n_kv, direction
     lines = _listed_lines(plan, n_q, n_kv)
-    programs = _programs(plan, *lengths, partial(_of_listed, plan, lines) if lines else _counted)
+    heads = heads or plan.problem.n_heads or USUAL_HEADS
+    counted = partial(_of_listed, plan, lines) if lines else partial(_counted, heads=heads)
+    programs = _programs(plan, *lengths, counted, heads=heads)
     best = least(programs)
     if plan.parts and n_q and n_kv:
-        heads = heads or plan.problem.n_heads or USUAL_HEADS
         programs.append(_in_parts(plan, n_q, n_kv, direction, best, heads))
         best = least([best, programs[-1]])
     return best, programs
@@ -237,22 +240,39 @@ def runs_in_parts(
 
 def _programs(
     plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, counted: Counted,
-    accumulates: bool = False,
+    accumulates: bool = False, heads: int | None = None,
 ) -> list[Program[Candidate]]:  # fmt: skip
     """The programs of all sources of a plan that runs whole."""
     programs = []
     for source in candidates(plan, direction, n_q, n_kv):
         facts = counted(source, n_q, n_kv, direction)
-        programs += programs_at(source, facts, n_q, n_kv, direction, accumulates)
+        programs += programs_at(source, facts, n_q, n_kv, direction, accumulates, heads)
     return programs
 
 
 def _counted(
-    source: Candidate, n_q: int, n_kv: int, direction: Direction, tiles: Tiles = layout_at
-) -> Facts:
-    """The tiles of a source, one by one."""
+    source: Candidate, n_q: int, n_kv: int, direction: Direction, tiles: Tiles = layout_at,
+    heads: int = 0,
+) -> Facts:  # fmt: skip
+    """Return the tiles of a source, counted one by one.
+
+    Args:
+        heads: of all sequences, whose work items a backward pass has; 0 leaves these out.
+    """
     layouts = [tiles(source.plan, mask, n_q, n_kv) for mask in source.plan.masks]
-    return Facts(tally_of(layouts, direction), adders_of(layouts))
+    items = items_of(source.plan, layouts, n_q, heads)
+    return Facts(tally_of(layouts, direction), adders_of(layouts), items=items)
+
+
+def items_of(
+    plan: KernelPlan, layouts: Sequence[BlockLayout], n_q: int, heads: int
+) -> Items | None:
+    """Return the work items of a backward pass of so many heads; None in other passes."""
+    rule = plan.schedule.work
+    if not heads or plan.direction is not Direction.backward or rule is None:
+        return None
+    spans = list_spans(kernel_lists([layout.transpose() for layout in layouts])[0])
+    return load_of(spans, rule, heads, n_q)
 
 
 def _listed_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[ListedLines]:
@@ -285,24 +305,28 @@ def _in_parts(
     if why:
         return Program(whole.unit, PARTS, obstacle=why)
     listed = any(part.listed for part in plan.parts)
-    launches = (_over_listed if listed else _over_classes)(plan, n_q, n_kv, direction)
+    launches = (_over_listed if listed else _over_classes)(plan, n_q, n_kv, direction, heads)
     return in_parts(whole, launches, Sizes(1, heads, heads, n_q, n_kv))
 
 
 def _over_classes(
-    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int
 ) -> Iterator[Launched]:
     """Yield the launches of parts over residue classes."""
-    counted = partial(_counted, tiles=partial(layout_at, params={N_KV_OF_ALL: n_kv}))
+    tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})
     for turn, number in enumerate(in_turn(plan.parts, direction)):
         part = plan.parts[number]
         for view in views(part.stride, part.keys, n_q, n_kv):
             if view.n_q and (view.n_kv or not (turn or direction is Direction.backward)):
-                of_view = (view.n_q, view.n_kv, direction, counted, turn > 0)
+                launched = heads * view.count
+                counted = partial(_counted, tiles=tiles, heads=launched)
+                of_view = (view.n_q, view.n_kv, direction, counted, turn > 0, launched)
                 yield Launched(least(_programs(part.plan, *of_view)), view.count)
 
 
-def _over_listed(plan: KernelPlan, n_q: int, n_kv: int, direction: Direction) -> Iterator[Launched]:
+def _over_listed(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int
+) -> Iterator[Launched]:
     """Yield the launches of parts over listed tokens."""
     lines = {line.listed.side: line for line in _listed_lines(plan, n_q, n_kv)}
     parts = {"" if part.listed is None else part.listed.side: part for part in plan.parts}
@@ -314,6 +338,7 @@ def _over_listed(plan: KernelPlan, n_q: int, n_kv: int, direction: Direction) ->
             arrays = {listed.array: tokens}
         if side in parts and all(lengths):
             tiles = partial(layout_at, params=of_all(n_q, n_kv), arrays=arrays)
-            counted = partial(_counted, tiles=tiles)
-            programs = _programs(parts[side].plan, *lengths, direction, counted, accumulates)
+            counted = partial(_counted, tiles=tiles, heads=heads)
+            of_part = (*lengths, direction, counted, accumulates, heads)
+            programs = _programs(parts[side].plan, *of_part)
             yield Launched(least(programs))

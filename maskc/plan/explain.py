@@ -213,8 +213,8 @@ def _program_lines(
 ) -> Iterator[str]:
     """Yield every way a call could run: predicted cycles of one head, or why it cannot."""
     yield f"choice   {which}: {taken.name}; cycles of one head by program:"
-    for row in sorted(programs, key=lambda row: (bool(row.obstacle), row.cycles)):
-        what = f"not: {row.obstacle}" if row.obstacle else f"{row.cycles:,.0f}"
+    for row in sorted(programs, key=lambda row: (bool(row.obstacle), row.time)):
+        what = f"not: {row.obstacle}" if row.obstacle else f"{row.time:,.0f}"
         yield f"         {row.name:<28} {what}"
 
 

@@ -6,10 +6,8 @@ Predictions are printed next to measurements; no choice depends on them, see mas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from maskc.core.coefficients import card_of
-from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.dispatch.programs import Facts, least
 from maskc.layout.work.tile_counts import adders_of, tally_of
@@ -18,6 +16,7 @@ from maskc.plan.cost import (
     Tiles,
     candidates,
     choice,
+    items_of,
     launch_share,
     layout_at,
     programs_at,
@@ -65,30 +64,22 @@ def _whole(
     for candidate in candidates(plan, direction, n_q, n_kv):
         candidate_plan = candidate.plan
         layouts = [tiles(candidate_plan, mask, n_q, n_kv) for mask in candidate_plan.masks]
-        tallies = [tally_of([layout], direction) for layout in layouts]
-        facts = [Facts(tally, adders_of(layouts)) for tally in tallies]
-        least_cycles = [least(programs_at(candidate, one, n_q, n_kv)) for one in facts]
-        if not candidate.costs or any(one.obstacle for one in least_cycles):
+        adders, items = adders_of(layouts), items_of(candidate_plan, layouts, n_q, owners)
+        facts = [Facts(tally_of([one], direction), adders, items=items) for one in layouts]
+        fastest = [least(programs_at(candidate, one, n_q, n_kv, heads=owners)) for one in facts]
+        if not candidate.costs or any(program.obstacle for program in fastest):
             continue
-        costs = {cost.mode: cost for cost in candidate.costs}
         total = sum(
-            heads * costs.get(program.mode, _default(costs)).cycles(tally)
-            for heads, program, tally in zip(
-                _heads(candidate_plan, owners), least_cycles, tallies, strict=True
-            )
+            heads * (program.cycles + program.idle)
+            for heads, program in zip(_heads(candidate_plan, owners), fastest, strict=True)
         )
-        cycles.append((total, _launches(candidate, least_cycles[0].mode)))
+        cycles.append((total, _launches(candidate, fastest[0].mode)))
     return min(cycles) if cycles else None
 
 
 def _launches(candidate: Candidate, mode: str) -> float:
     """The launches of a source; shorter ones than most count less."""
     return launch_share(candidate.plan) * len(dict(candidate.modes)[mode].usual_launches)
-
-
-def _default(costs: Mapping[str, Cost]) -> Cost:
-    """The cost of the default mode, which modes without a cost of their own are close to."""
-    return next(iter(costs.values()))
 
 
 def _heads(plan: KernelPlan, owners: int) -> list[float]:

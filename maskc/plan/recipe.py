@@ -29,6 +29,10 @@ class NotALoop(Exception):
     """isl's code is not a plain loop nest; the numbers decide instead."""
 
 
+class TooManyParts(NotALoop):
+    """A set is so large that isl would take too long to make loops of it."""
+
+
 def tile_loops(
     tiles: isl.Set, tile: TileShape, full: bool, defaults: dict[str, int], along: int = 0
 ) -> list[TileLoop]:
@@ -90,10 +94,10 @@ def _check_effort(tiles: isl.Set, scanned: int) -> None:
     parts = tiles.compute_divs().get_basic_sets()
     floors = sum(part.dim(isl.dim_type.div) for part in parts)
     if (floors + 8) * sum(part.n_constraint() for part in parts) > _EFFORT:
-        raise NotALoop("too many constraints and floors")
+        raise TooManyParts("too many constraints and floors")
     _check_floors(tiles, scanned)
     if tiles.make_disjoint().n_basic_set() > _MOST_PARTS:
-        raise NotALoop("too many conjunctions")
+        raise TooManyParts("too many conjunctions")
 
 
 def _check_floors(tiles: isl.Set, scanned: int) -> None:
@@ -104,7 +108,7 @@ def _check_floors(tiles: isl.Set, scanned: int) -> None:
     """
     parts = tiles.compute_divs().get_basic_sets()
     if any(_floors_of(part, scanned) > _MOST_FLOORS for part in parts):
-        raise NotALoop("too many floors of one tile column")
+        raise TooManyParts("too many floors of one tile column")
 
 
 def _floors_of(part: isl.BasicSet, dim: int) -> int:
@@ -126,7 +130,7 @@ _HUGE = 1 << 31
 """Numbers up to which lengths and tiles times them fit 64 bits."""
 
 _USUAL = TileShape(128, 128)
-"""The tile at which it is tried whether a mask is too hard for closed forms."""
+"""The tile that is tried first: where it has no closed form, others would need as long to fail."""
 
 
 @lru_cache(maxsize=1 << 10)
@@ -137,28 +141,19 @@ def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
     """
     if not E.arrays(veiled(keep)):
         defaults = E.params(keep)
-        if _too_hard(keep):
+        if tile != _USUAL and layout_recipe(keep, _USUAL).loops is None:
             return LayoutRecipe(tile, keep, None)
         for square in (False, True):
             for fixed in ((), tuple(defaults.items())) if defaults else ((),):
-                loops = _loops(keep, tile, square, fixed)
+                try:
+                    loops = _loops(keep, tile, square, fixed)
+                except (TooHard, TooManyParts):
+                    if tile == _USUAL and len(fixed) == len(defaults):
+                        return LayoutRecipe(tile, keep, None)  # equal lengths would fail likewise
+                    continue
                 if loops is not None and not any(map(_is_huge, loops)):
                     return LayoutRecipe(tile, keep, loops, fixed, square)
     return LayoutRecipe(tile, keep, None)
-
-
-@lru_cache(maxsize=1 << 10)
-def _too_hard(keep: Expr) -> bool:
-    """Whether isl's budget does not suffice for the tiles that most kernels have, or their sets are
-    no loops. Other tiles and equal lengths would then need as long and fail likewise."""
-    formula = E.with_values(keep, E.params(keep))
-    try:
-        with budget(_OPERATIONS):
-            for tiles in _full_and_partial(formula, _USUAL, False):
-                _check_effort(tiles, 1)
-    except (TooHard, NotALoop):
-        return True
-    return False
 
 
 def _full_and_partial(formula: Expr, tile: TileShape, square: bool) -> tuple[isl.Set, isl.Set]:
@@ -194,18 +189,25 @@ def difficulty(keep: Expr) -> tuple[str, ...]:
 def _loops(
     keep: Expr, tile: TileShape, square: bool, fixed: tuple[tuple[str, int], ...]
 ) -> tuple[TileLoop, ...] | None:
+    """The loops of all live tiles; None where isl's are not plain, or are too many.
+
+    Raises:
+        TooHard, TooManyParts: isl would need too long.
+    """
     known: dict[Expr, Expr] = {E.Param(name, value): E.const(value) for name, value in fixed}
     if square:
         known[E.N_KV] = E.N_Q
     formula = E.substitute(keep, known) if known else keep
-    try:
-        with budget(_OPERATIONS):
-            full, partial = _full_and_partial(formula, tile, square)
-            defaults = E.params(formula)
+    with budget(_OPERATIONS):
+        full, partial = _full_and_partial(formula, tile, square)
+        defaults = E.params(formula)
+        try:
             loops = tile_loops(full, tile, True, defaults)
             loops += tile_loops(partial, tile, False, defaults)
-    except (TooHard, NotALoop):
-        return None
+        except TooManyParts:
+            raise
+        except NotALoop:
+            return None
     return tuple(loops) if len(loops) <= _MOST_LOOPS else None
 
 

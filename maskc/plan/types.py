@@ -10,11 +10,13 @@ from maskc.core.boxes import Boxes
 from maskc.core.bundle import LayoutRecipe, Mode, TensorMap, WorkList
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
+from maskc.core.forms import TINY
 from maskc.core.gathering import Gather, Span
 from maskc.core.listed import Listed
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
+from maskc.ir.grid import grid_mask
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR
 from maskc.plan.data_intervals import DataIntervals
@@ -196,6 +198,23 @@ class KernelPlan:
         if others or self.boxes is not None or self.gathering is not None:
             return None, None
         return self.by_query, self.by_key
+
+    @property
+    def tests(self) -> int:
+        """Operations of the condition on the axes of a grid that partial tiles test for every pair,
+        or for every run of keys; 0 where bits of whole rows tell.
+
+        Conditions of other masks count as free. On an H200, those of NATTEN and Swin double the
+        time of a partial tile; that of `sparse_transformer_fixed` takes next to nothing.
+        """
+        told = self.distances or self.boxes is not None or self.gathering is not None
+        told = told or self.documents or self.thresholds or self.selecting or self.form == TINY
+        if told or self.of_data[self.direction is Direction.backward] is not None:
+            return 0
+        if None in (grid_mask(mask.ir.keep) for mask in self.masks):
+            return 0
+        tested = (mask.lifted.shape for mask in self.masks if mask.intervals is None)
+        return max(map(E.operations, tested), default=0) // self.runs[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,8 @@ from maskc.core.coefficients import Gpu, measured, over
 from maskc.core.cost import Card, Cost, Tally
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.problem import Direction
-from maskc.lab.calibrate import PROBES, calibrate, forced, programs, tables_of, work_of
+from maskc.lab.calibrate import PROBES, calibrate, forced, programs, tables_of, work_of_probe
 from maskc.lab.fitting import GHZ, Sample, fits, non_negative
-from maskc.layout import build
-from maskc.layout.work.tile_counts import tally_of
 from maskc.runtime import device
 from maskc.testing.emulator import machine
 from tests.support.cli import maskc
@@ -40,6 +38,7 @@ TRUE = {
     ("small_backward", "default"): Cost("default", 6000, 2500, 400),
     ("small_backward", "separate_dq"): Cost("separate_dq", 5000, 2100, 700),
 }
+TEST = {"large": 158, "small": 77, "backward": 110, "small_backward": 0}
 
 
 def works() -> list[Sample]:
@@ -48,10 +47,7 @@ def works() -> list[Sample]:
     for probe in PROBES:
         attn = probe.mask().compile(128, dtype="bfloat16", target="sm_90a")
         for unit, mode in programs(attn.bundle.units, "sm_90a"):
-            recipe = attn.bundle.variants[0].recipe(unit.tile)
-            layout = build(recipe, probe.n_q, probe.n_kv, {}, {})
-            tally = tally_of([layout], unit.directions[0])
-            samples.append(work_of(unit, mode, 128, tally, probe.batch * probe.heads))
+            samples.append(work_of_probe(probe, attn, unit, mode, 128))
     return samples
 
 
@@ -61,7 +57,9 @@ def timed() -> list[Sample]:
     made = []
     for work in works():
         cost = TRUE[work.source, work.mode]
-        cycles = cost.cycles(Tally(work.rows, work.tiles, work.masked, work.lone, work.queries))
+        tally = Tally(work.rows, work.tiles, work.masked, work.lone)
+        of_tiles = cost.cycles(tally) + TEST[work.source] * work.tests
+        cycles = work.stretch * of_tiles + cost.query * work.queries
         ms = cycles / (PROCESSORS * GHZ * 1e6) + work.launches * LAUNCH_US / 1e3
         made.append(replace(work, ms=ms))
     return made
@@ -77,6 +75,7 @@ def test_coefficients_are_recovered(timed):
         want = TRUE[fit.source, fit.cost.mode]
         for name in ("row", "tile", "masked", "lone", "query"):
             assert abs(getattr(fit.cost, name) - getattr(want, name)) <= 1, (fit, want)
+        assert fit.test == TEST[fit.source]
         assert fit.launch_us == pytest.approx(LAUNCH_US, abs=0.01)
         assert fit.worst < 1e-3
 
@@ -113,7 +112,7 @@ def test_the_probes_tell_coefficients_apart(timed):
     groups = {(each.source, each.mode) for each in timed}
     for group in groups:
         own = [each for each in timed if (each.source, each.mode) == group]
-        work = np.array([[x.launches, x.rows, x.tiles, x.masked] for x in own], float)
+        work = np.array([[x.launches, x.rows, x.tiles, x.masked, x.tests] for x in own], float)
         work /= np.array([x.ms for x in own])[:, None]
         assert np.linalg.cond(work / np.linalg.norm(work, axis=0)) < 300, group
 
@@ -162,7 +161,7 @@ def test_other_lines_stay(timed):
             costs = own[fit.source].pop(str(fit.head_dim), None) or {}
             old.setdefault(fit.source, {}).pop(str(fit.head_dim), None)
             terms = {"row", "tile", "masked", "lone", "query"}
-            assert all(costs[mode].keys() == terms for mode in costs)
+            assert all(costs[mode].keys() - {"test"} == terms for mode in costs)
         assert made == before
         assert with_fits(text, "sm_90a", found, measured_card) == text
 
@@ -205,10 +204,13 @@ def test_calibrated_tables_predict_the_times_again(timed):
     made = over(measured("sm_90a", gpu), json.loads(json.dumps(tables)))
     assert Card(**made["card"]) == Card("Some GPU", PROCESSORS, GHZ, LAUNCH_US, 15.0)
     for sample in timed:
-        numbers = made[sample.source][str(sample.head_dim)][sample.mode]
-        tally = Tally(sample.rows, sample.tiles, sample.masked, sample.lone, sample.queries)
+        numbers = dict(made[sample.source][str(sample.head_dim)][sample.mode])
+        tests = numbers.pop("test")
+        tally = Tally(sample.rows, sample.tiles, sample.masked, sample.lone)
+        cost = Cost(sample.mode, **numbers)
+        cycles = sample.stretch * (cost.cycles(tally) + tests * sample.tests)
         ms = Card(**made["card"]).milliseconds(
-            Cost(sample.mode, **numbers).cycles(tally), sample.launches
+            cycles + cost.query * sample.queries, sample.launches
         )
         assert ms == pytest.approx(sample.ms, rel=1e-3)
     usual, once = (made["backward"]["128"][mode] for mode in ("default", "exclusive_dq"))

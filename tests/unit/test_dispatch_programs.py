@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.core.bundle import DEFAULT, SEPARATE_DQ, Grid, Launch, Mode
+from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode
 from maskc.core.coefficients import assumed, costs, measured, priced, unpriced
-from maskc.core.cost import Cost, LaunchCost, Tally
+from maskc.core.cost import Cost, Items, LaunchCost, Tally
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Pass
@@ -112,7 +117,96 @@ def test_parts_are_one_more_program(cycles, obstacle, taken):
     assert chosen.name == ("in parts" if taken == PARTS else "64 x 64")
 
 
+# ------------------------------------------------------------------ turns
+
+
+def greedy(tiles: list[int], slots: int) -> int:
+    """The time until the last block ends, each taking the longest item that is left."""
+    ends = [0] * slots
+    for size in sorted(tiles, reverse=True):
+        heapq.heapreplace(ends, ends[0] + size)
+    return max(ends)
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 19, 20])
+def test_up_to_two_turns_of_equal_items_take_as_long_as_they_are(count):
+    load = Items(count, 7 * count, 7)
+    assert load.stretch(LAUNCH, 1) == pytest.approx(greedy([7] * count, 10) / (0.7 * count))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=300), st.integers(1, 3))
+def test_turns_are_bounded(tiles, resident):
+    """By evenly divided work, and by blocks that never run faster alone; many items are even."""
+    load = Items(len(tiles), sum(tiles), max(tiles))
+    launch = replace(LAUNCH, alone=1.0)
+    stretch, even = load.stretch(launch, resident), sum(tiles) / (10 * resident)
+    assert 1 <= load.stretch(LAUNCH, resident) <= stretch
+    assert stretch * even >= max(tiles) - 1e-9
+    worst = max(tiles) + len(tiles) * sum(tiles) / len(tiles) / (10 * resident)
+    assert stretch * even <= worst + sum(tiles) / len(tiles)
+    many = Items(1000 * load.count, 1000 * load.tiles, load.longest)
+    assert many.stretch(launch, resident) < 1.1 or load.count < 10
+
+
+def test_a_lone_block_has_its_multiprocessor_for_itself():
+    """Ten blocks of a multiprocessor of two: each takes half a turn's work in 0.75 of its time."""
+    launch = replace(LAUNCH, alone=0.75)
+    assert Items(10, 10, 1).stretch(launch, 2) == pytest.approx(0.75 * 2)
+    assert Items(20, 20, 1).stretch(launch, 2) == 1
+
+
+def waiting(mode: str, heads: int, deterministic: bool = False) -> Program:
+    """Two columns of 64 tiles, whose rows have one tile in one column each."""
+    launch = replace(LAUNCH, step=500)
+    costs = (
+        Cost(DEFAULT, 0, 100, 0, query=70, launch=launch),
+        Cost(EXCLUSIVE_DQ, 0, 100, 0, query=20, launch=launch),
+    )
+    facts = Facts(Tally(2, 128, 0, 0, 128), Adders(1, 128), items=Items(2 * heads, 128 * heads, 64))
+    wanted = Pass(BACKWARD, frozenset(), deterministic, ("cuda", 0))
+    source = Source(*costs, launches=2)
+    programs = programs_of(source, wanted, facts, Sizes(heads, 1, 1, 128 * 64, 128))
+    (one,) = (program for program in programs if program.mode == mode)
+    return one
+
+
+def test_few_heads_leave_multiprocessors_idle():
+    """3 heads have 6 items for 10 multiprocessors; 2 launches are shared by 3 heads."""
+    one = waiting(DEFAULT, 3)
+    assert one.cycles == 128 * 100 + 128 * 70
+    assert one.idle == pytest.approx((10 / 6 - 1) * 128 * 100)
+    assert one.starts == pytest.approx(2 * 500 / 3)
+    stored = waiting(EXCLUSIVE_DQ, 3)
+    assert stored.idle == pytest.approx((10 / 6 - 1) * (128 * 100 + 128 * 20))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 100])
+def test_storing_dq_never_takes_longer_than_adding_to_it(heads):
+    assert waiting(EXCLUSIVE_DQ, heads).time <= waiting(DEFAULT, heads).time
+
+
+def test_deterministic_passes_do_not_depend_on_heads():
+    few, many = (waiting(EXCLUSIVE_DQ, heads, True) for heads in (1, 100))
+    assert (
+        (few.idle, few.starts, few.time) == (many.idle, many.starts, many.time) == (0, 0, few.time)
+    )
+
+
 # ------------------------------------------------------------------ coefficients
+
+
+@pytest.mark.parametrize(
+    ("mask", "tests"), [(mc.patterns.natten_2d(kernel=13), 12), (mc.causal() & mc.sinks(4), 0)]
+)
+def test_conditions_on_a_grid_cost_cycles(mask, tests):
+    """Two quotients, two remainders, four extremes and four comparisons; boxes read bits."""
+    units = [unit for unit in mask.compile(64, target="sm_90a").bundle.units if unit.costs]
+    assert {unit.tests for unit in units if not unit.boxes} == {tests}
+    assert {unit.tests for unit in units if unit.boxes} <= {0}
+    free, tested = (
+        costs(measured("sm_90a"), FORWARD, "", 64, {DEFAULT}, 1.0, n)[0].masked for n in (0, tests)
+    )
+    assert tested - free == tests * measured("sm_90a")["large"]["64"][DEFAULT]["test"]
 
 
 def test_launches_cost_as_much_on_cards_without_a_number_of_their_own():

@@ -105,8 +105,9 @@ def test_counts_of_a_table():
     assert half.tiles < 0.6 * tally.tiles
 
 
-def test_other_data_count_as_all_that_they_could_keep():
-    bundle = bundle_of(mc.flags("real") & mc.causal())
+@pytest.mark.parametrize("data", [mc.intervals("span"), mc.window(64) | mc.flags("seen")])
+def test_other_data_count_as_all_that_they_could_keep(data):
+    bundle = bundle_of(data & mc.causal())
     sizes = Sizes(1, 2, 2, 640, 640)
     tally = expected_tally(bundle, TileShape(64, 64), {}, sizes, Direction.backward, None)
     assert (tally.rows, tally.tiles, tally.queries) == (10, 55, 10)
@@ -117,3 +118,18 @@ def test_what_is_expected_depends_on_shapes_alone():
     bundle = bundle_of(mc.block_table("live", 64), 128)
     taken = [program(bundle, Direction.forward, 4096) for _ in range(2)]
     assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("mask", [mc.flags("real"), mc.causal() & mc.flags("real")])
+def test_flags_that_every_key_must_have_count_as_padding(mask, direction):
+    """Tile counts are those of random lengths from a quarter to all of the keys, in the mean."""
+    n, tile = 1000, TileShape(64, 128)
+    sizes, rng, counts = Sizes(4, 2, 2, n, n), np.random.default_rng(0), []
+    tally = expected_tally(bundle_of(mask), tile, {}, sizes, direction, None)
+    for length in rng.integers(n // 4, n + 1, 200):
+        real = np.arange(n) < length
+        layout = mask.layout(n, n, block=(tile.q, tile.k), real=real)
+        counts.append((layout.nnz, int((layout.kind == 1).sum())))
+    assert (tally.tiles, tally.masked) == pytest.approx(tuple(np.mean(counts, 0)), rel=0.1)
+    assert tally.queries == (16 if direction is Direction.backward else 0)

@@ -333,15 +333,16 @@ def test_keys_of_a_residue(in_parts, lengths):
     assert isinstance(attn._last[1], PartedPlan)
 
 
-@pytest.mark.parametrize("shape", [(20, 5), (4, 10)], ids=["image", "video"])
-def test_boxes_of_a_grid(shape):
-    if shape == (20, 5):
-        mask = mc.where(
-            lambda q, k: (q % 20 - k % 20 <= 3) & (k % 20 - q % 20 < 4) & (q // 20 >= k // 20)
-        )
-    else:
-        mask = mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 4 >= k // 10 % 4))
-    n = 260 if shape == (20, 5) else 280
+@pytest.mark.parametrize(
+    ("mask", "n"),
+    [
+        (mc.where(lambda q, k: (abs(q % 20 - k % 20) <= 3) & (q // 20 >= k // 20)), 260),
+        (mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 4 >= k // 10 % 4)), 280),
+        (mc.where(lambda q, k: (abs(q % 64 - k % 64) <= 50) & (q // 64 >= k // 64)), 192),
+    ],
+    ids=["image", "video", "whole rows"],
+)
+def test_boxes_of_a_grid(mask, n):
     attn = compiled(mask, 64, mode="grid")
     check(attn, given(n, n, 64), live_pairs(mask, n, n))
 

@@ -47,7 +47,7 @@ def asked(monkeypatch):
 
     for remembers in (
         driver._analyse_heads, decomposing.pieces_of, simplifying.simplify, recipe.layout_recipe,
-        recipe._too_hard, ranges._ranges, intervals.intervals, intervals.intervals_beside,
+        ranges._ranges, intervals.intervals, intervals.intervals_beside,
     ):  # fmt: skip
         remembers.cache_clear()
     counted(recipe, "_full_and_partial")
@@ -69,13 +69,16 @@ def plan(mask: mc.Mask, heads: int | None = None):
     return driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
 
 
-@pytest.mark.parametrize("name", ["sta", "natten_3d"])
-def test_a_mask_too_hard_for_closed_forms_is_tried_at_one_tile(asked, name):
+@pytest.mark.parametrize(
+    ("name", "lengths", "loops"), [("sta", 1, 0), ("natten_3d", 2, 2)], ids=["sta", "natten_3d"]
+)
+def test_a_mask_too_hard_for_closed_forms_is_tried_at_one_tile(asked, name, lengths, loops):
+    """At all lengths, and at equal ones unless isl would need too long; full and partial tiles."""
     made = plan(getattr(mc.patterns, name)())
     tiles = {each.tile for each in (made, *made.alternatives)}
     assert len(tiles) > 2
-    assert asked["_full_and_partial"] == 1
-    assert asked["tile_loops"] == 0
+    assert asked["_full_and_partial"] == lengths
+    assert asked["tile_loops"] == 2 * loops
     assert asked["solid_tiles"] == 0, "rows with gaps are no intervals"
 
 
@@ -147,6 +150,26 @@ def test_formulas_that_might_leave_64_bits_have_no_points():
     assert keep == driver.lowered(mc.prefix(3)).keep, "isl proves what no point may refute"
     wide = E.ge(E.sub(E.const(2**62), E.Q), E.scale(3, E.K))
     assert sampled_points(wide)["q"].size == 0
+
+
+@pytest.mark.parametrize("dilation", [(1, 2, 2), (2, 2, 2)])
+def test_points_tell_neighbours_on_the_outer_axes_of_a_grid_apart(asked, dilation):
+    """isl is asked only about what is true: that rounded coordinates are not negative."""
+    driver.analyse_heads(mc.patterns.natten_3d(dilation=dilation), None)
+    assert asked["proofs"] <= 3
+
+
+@pytest.mark.parametrize("mask", [mc.window(9), mc.causal(), mc.patterns.natten_2d()])
+def test_a_row_that_keeps_its_own_key_is_not_empty(mask):
+    (facts,) = driver.analyse_heads(mask, None).facts
+    assert facts.no_empty_row.holds
+    assert mask.dense(192).any(1).all()
+
+
+def test_rows_without_keys_are_found_at_unequal_lengths():
+    (facts,) = driver.analyse_heads(mc.causal(), None).facts
+    assert facts.no_empty_row.where == "n_q = n_kv"
+    assert not mc.causal().dense(9, 4).any(1).all()
 
 
 def test_gaps_are_seen_in_rows():

@@ -121,11 +121,13 @@ def test_other_calls_do_not(n_q, n_kv, features):
     assert chosen(WIDE, n_q, n_kv, features).boxes is None
 
 
-def test_nor_do_windows_of_whole_rows():
-    """Consecutive tokens are as good at these lengths: the first source stays."""
-    assert chosen(FLAT(width=64, kernel=(9, 63)), 2048, 2048).boxes is None
+def test_windows_of_whole_rows_take_boxes_of_such():
+    assert chosen(FLAT(width=64, kernel=(9, 63)), 2048, 2048).boxes == Boxes(
+        (64,), (2, 64), (2, 64), 128
+    )
 
 
 def test_explain_says_why_there_are_no_boxes():
-    plan = driver.plan_kernel(FLAT(), driver.problem(128, None, None, "bfloat16"), SM_90A)
-    assert any("product over a grid of N x 64" in reason for reason in plan.reasons)
+    problem = driver.problem(128, None, None, "bfloat16")
+    plan = driver.plan_kernel(mc.patterns.sta(), problem, SM_90A)
+    assert any("product over a grid of N x 10 x 384" in reason for reason in plan.reasons)

@@ -45,6 +45,7 @@ FLAT, SOLID = pattern("natten_2d"), pattern("natten_3d")
 MASKS = {
     "image": (FLAT(width=20, kernel=(5, 7)), (20, 260)),
     "groups": (FLAT(width=24, kernel=(8, 12), stride=(4, 8)), (24, 408)),
+    "whole rows": (FLAT(width=64, kernel=(3, 31)), (320,)),
     "dilated": (FLAT(width=20, kernel=(4, 3), dilation=(1, 2), causal=True), (340,)),
     "windows": (pattern("swin")(width=20, window=6, shift=2), (20, 300)),
     "video": (SOLID(height=9, width=10, kernel=(3, 4, 5)), (90, 450)),
@@ -85,6 +86,7 @@ def in_boxes(bundle, direction: Direction):
             ("image", 64, Direction.forward),
             ("groups", 128, Direction.backward),
             ("dilated", 192, Direction.forward),
+            ("whole rows", 128, Direction.backward),
             ("windows", 192, Direction.backward),
             ("video", 128, Direction.forward),
             ("heads", 64, Direction.backward),
@@ -183,7 +185,15 @@ def test_boxes_follow_the_windows(mask, n, live):
             assert (layout.kind == 2).all()
 
 
-def test_a_whole_row_of_the_grid_is_no_box():
+@pytest.mark.parametrize("kernel", [(7, 7), (9, 63)])
+def test_whole_rows_are_boxes_where_others_would_test_pairs(kernel):
+    plan = planned(FLAT(width=64, kernel=kernel))
+    assert plan.tests == 12
+    for direction in Direction:
+        assert in_boxes(driver.emit_bundle(plan), direction).boxes.q[-1] == 64
+
+
+def test_where_bits_tell_whole_rows_are_no_boxes():
     """Windows as wide as the image: consecutive tokens are as good."""
     assert not any(each.boxes for each in planned(mc.block_diagonal(64)).alternatives)
 

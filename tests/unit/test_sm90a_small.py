@@ -311,7 +311,7 @@ def call_of(n: int) -> tuple[Bound, Place]:
     ("mask", "n", "default", "deterministic"),
     [
         (mc.window(10) | mc.global_tokens(4), 262144, "", ""),
-        (mc.window(10) | mc.global_tokens(4), 8192, "", ""),
+        (mc.window(10) | mc.global_tokens(4), 8192, "small", ""),
         (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
         (mc.causal(), 16384, "", ""),
         (mc.window(511), 8192, "small", "small"),

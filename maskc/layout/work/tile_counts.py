@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maskc.core.cost import Tally
+from maskc.core.cost import Items, Tally
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.layout.tiles.spans import Spans
@@ -53,6 +53,15 @@ class Adders:
     in_steps: int = 0
     """Tile columns of a list where each begins at a later row than the one before, or at the first
     one; 0 where some do not, or nobody looked."""
+
+    def items(self, columns: Items, heads: float) -> Items:
+        """Return the items of a launch by tile rows, which are never cut.
+
+        Args:
+            columns: the items of the launch by tile columns.
+            heads: of all sequences, for each list.
+        """
+        return Items(round(heads * self.rows), columns.tiles, self.most)
 
 
 def adders_of(layouts: Iterable[BlockLayout]) -> Adders:

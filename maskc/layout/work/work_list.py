@@ -8,6 +8,7 @@ import numpy as np
 
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
+from maskc.core.cost import Items
 from maskc.core.errors import TooMuchWork
 from maskc.layout.tiles.expand import numbered
 from maskc.layout.tiles.spans import Spans
@@ -78,6 +79,13 @@ class Work:
     def parts(self) -> int:
         """Parts of rows to be merged, or places where items add to or leave shares of columns."""
         return int(self.merges[:, 3].sum())
+
+    @property
+    def load(self) -> Items:
+        """Counts of the items that have tiles, each with those of all its heads."""
+        filled = self.items[: self.filled]
+        tiles = filled[:, 3] * np.maximum(filled[:, 6], 1)
+        return Items(self.filled, int(tiles.sum(dtype=np.int64)), int(tiles.max(initial=0)))
 
     @property
     def mean(self) -> float:
@@ -316,6 +324,23 @@ def backward_work(
     work = _listed(owners, pieces, owner, piece, written)
     work.items[work.filled :, 6] = size
     return _in_columns(work, spans.count.shape[1], batch * heads_kv, size, rule.apart)
+
+
+def load_of(spans: Spans, rule: WorkList, heads: int, n_q: int) -> Items:
+    """Count the items of a backward pass in which every head has keys and values of its own.
+
+    Args:
+        spans: the live tiles of every tile column.
+        rule: of the source.
+        heads: of all sequences; the lists have equal shares of them.
+        n_q: queries per sequence.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    lists = len(spans.count)
+    load = backward_work(spans, np.arange(lists)[None], lists, n_q, rule).load
+    return Items(round(load.count * heads / lists), round(load.tiles * heads / lists), load.longest)
 
 
 MOST_HEADS = {False: 64, True: 32}

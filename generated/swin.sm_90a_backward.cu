@@ -1,4 +1,4 @@
-// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 64 keys.
+// Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 128 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
 // Switches of the included files; those that are not defined here are 0.
@@ -9,24 +9,18 @@
 // The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
-    Integer c0;  // n_kv // 64 - 4
-    Integer c1;  // 3
-    Integer c2;  // 3
-    Integer c3;  // 60
-    Integer c4;  // 3
-    Integer c5;  // 3
-    Integer c6;  // 3
-    Integer c7;  // 3
+    Integer c0;  // 4
+    Integer c1;  // 4
+    Integer c2;  // 4
+    Integer c3;  // 4
 };
 
 // Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 35: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
-        max_int(min_int(q / 64, m.c0), m.c1) + m.c2 >= k / 64 &&
-        k % 64 + m.c4 >= min_int(q % 64, m.c3) &&
-        k / 64 + m.c5 >= min_int(q / 64, m.c0) &&
-        max_int(min_int(q % 64, m.c3), m.c6) + m.c7 >= k % 64;
+        // line 24: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k %...
+        (k / 64 + m.c0) / 8 == (q / 64 + m.c1) / 8 &&
+        (k % 64 + m.c2) / 8 == (q % 64 + m.c3) / 8;
 }
 
 FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
@@ -36,17 +30,13 @@ FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 words = 1 + 8 * (1 + WITH_WIDE);
+    const i32 words = 1 + 4 * (1 + WITH_WIDE);
     const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
     m.c0 = constant(args + 1, 0);
     m.c1 = constant(args + 1, 1);
     m.c2 = constant(args + 1, 2);
     m.c3 = constant(args + 1, 3);
-    m.c4 = constant(args + 1, 4);
-    m.c5 = constant(args + 1, 5);
-    m.c6 = constant(args + 1, 6);
-    m.c7 = constant(args + 1, 7);
     return m;
 }
 
@@ -63,32 +53,31 @@ constexpr int HEAD_DIM_V = 128;  // elements of a row of v, out, dv and dout
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries of a step
-constexpr int TILE_K = 64;  // keys of a tile column
+constexpr int TILE_K = 128;  // keys of a tile column
 constexpr int SLABS = 2;  // slabs of 64 columns in tiles of q and k
 constexpr int STAGES = 2;  // query tiles in flight
-constexpr int COMPUTE_REGISTERS = 232;
+constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // Queries of the transposed score tile that one warpgroup computes.
 constexpr int QUERIES = 64;
-constexpr int GROUPS = 1;  // that compute
-constexpr int BLOCKS = 2;  // blocks that an SM runs at once
+constexpr int GROUPS = 2;  // that compute
+constexpr int BLOCKS = 1;  // blocks that an SM runs at once
 // Shared memory of a block in bytes; in the separate dq launch; in the launch before, for entmax.
-constexpr unsigned MEMORY = 109056, ROW_MEMORY = 115712, MEAN_MEMORY = 109056;
-#define DQ_LAUNCH 1
+constexpr unsigned MEMORY = 207616, ROW_MEMORY = 0, MEAN_MEMORY = 207616;
 // In the separate dq launch, a warp keeps its rows of q and dout in registers.
-constexpr bool KEEP_ROWS = 1;
+constexpr bool KEEP_ROWS = 0;
 // The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
-#define BULK_SHARES 0
+#define BULK_SHARES 1
 // Of these copies, an idle warp zeroes most tiles of dq, from a quarter of a tile of zeros.
-#define ZEROING_WARP 0
-constexpr u32 DS_STAGES = 1;  // tiles of ds in shared memory
+#define ZEROING_WARP 1
+constexpr u32 DS_STAGES = 2;  // tiles of ds in shared memory
 // Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
 // queries.
 constexpr i32 GROUP_TOKENS = 32768;
 // Blocks that sum up a tile column which several work items share.
-constexpr int KEY_BLOCKS = 4;
+constexpr int KEY_BLOCKS = 8;
 // Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
 // Tiles come as lists in memory, or else as ranges of consecutive tiles.
@@ -105,7 +94,6 @@ constexpr bool TILE_LISTS = 1;
     PRODUCT_OF_TILES(multiply_scores, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_pieces, 64, 32, BFLOATS, ", 0") \
     PRODUCT_OF_REGISTERS(multiply_gradient, 128, 64, HALVES, ", 1") \
-    PRODUCT_OF_TILES(multiply_dq, 64, 32, HALVES, ", 0, 1") \
-    PRODUCT_OF_REGISTERS(multiply_kept_scores, 64, 32, HALVES, ", 0")
+    PRODUCT_OF_TILES(multiply_dq, 64, 32, HALVES, ", 0, 1")
 
 #include "sm90a/backward.cuh"

@@ -1,51 +1,55 @@
-"""A rectangle of kernel[0] rows and kernel[1] columns around the query.
+"""Windows of window x window tokens, moved by `shift` (0: not moved).
 
-Mask: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >=
-      max(min(q % 64, 60), 3) - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) &
-      (max(min(q % 64, 60), 3) >= k % 64 - 3))
+Mask: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64
+      + 4) // 8))
 
 Written by `maskc compile`; change the pattern, not this file. Next to it are its kernels,
-natten_2d.cpu.c, natten_2d.sm_90a.cu, natten_2d.sm_90a_small.cu, natten_2d.sm_90a_backward.cu,
-natten_2d.sm_90a_small_backward.cu, natten_2d.sm_80.cu,
-and natten_2d.plan.json: how lengths become tiles, and how kernels are launched.
+swin.cpu.c, swin.sm_90a.cu, swin.sm_90a_grid.cu, swin.sm_90a_small.cu, swin.sm_90a_backward.cu,
+swin.sm_90a_small_backward.cu, swin.sm_80.cu, swin.sm_90a_grid_backward.cu,
+and swin.plan.json: how lengths become tiles, and how kernels are launched.
 """
 
 from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
-mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= min(q % 64, 60) - 3) &
-         (k // 64 >= min(q // 64, n_kv // 64 - 4) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)
+mask     ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64 + 4) // 8)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
+pairs    15*N**2/128  (N >= 64, N a multiple of 64)
+flops    forward 60*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
 plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 7 closed-form loops
+plan     layout from 3 closed-form loops
 plan     partial tiles: test each pair, because a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
-mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= min(q % 64, 60) - 3) &
-         (k // 64 >= min(q // 64, n_kv // 64 - 4) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)
+mask     ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k % 64 + 4) // 8 == (q % 64 + 4) // 8)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
-pairs    no closed form: exact numbers at given lengths
+pairs    15*N**2/128  (N >= 64, N a multiple of 64)
+flops    forward 60*N**2, backward 2.5 x
+bytes    at least 1024*N (q, k, v and out once)
 plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
-plan     layout from 9 closed-form loops
+plan     layout from 3 closed-form loops
 plan     partial tiles: test each pair, because a query's keys are not a few intervals
-plan     a product over a grid of N x 64: tiles of consecutive tokens are as good as boxes
+plan     or boxes of a grid, 4 x 32 queries x 4 x 24 keys of N x 64: used if predicted to be faster
+         at a call's lengths
 plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
          memory, 2 blocks per multiprocessor: used if predicted to be faster at a call's lengths
 plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory, dq in a separate launch if that is faster: used
          if predicted to be faster at a call's lengths
+plan     backward: or boxes of a grid, 4 x 16 queries x 4 x 32 keys of N x 64: used if predicted to
+         be faster at a call's lengths
 """
 """The text that `explain()` returns."""
 

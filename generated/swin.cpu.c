@@ -6,24 +6,18 @@
 // The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
-    Integer c0;  // n_kv // 64 - 4
-    Integer c1;  // 3
-    Integer c2;  // 3
-    Integer c3;  // 60
-    Integer c4;  // 3
-    Integer c5;  // 3
-    Integer c6;  // 3
-    Integer c7;  // 3
+    Integer c0;  // 4
+    Integer c1;  // 4
+    Integer c2;  // 4
+    Integer c3;  // 4
 };
 
 // Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 35: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
-        max_int(min_int(q / 64, m.c0), m.c1) + m.c2 >= k / 64 &&
-        k % 64 + m.c4 >= min_int(q % 64, m.c3) &&
-        k / 64 + m.c5 >= min_int(q / 64, m.c0) &&
-        max_int(min_int(q % 64, m.c3), m.c6) + m.c7 >= k % 64;
+        // line 24: where(lambda q, k: ((k // 64 + 4) // 8 == (q // 64 + 4) // 8) & ((k %...
+        (k / 64 + m.c0) / 8 == (q / 64 + m.c1) / 8 &&
+        (k % 64 + m.c2) / 8 == (q % 64 + m.c3) / 8;
 }
 
 FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
@@ -33,17 +27,13 @@ FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
 FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     struct Mask m;
     const i32 variant = p->head_variant ? p->head_variant[head] : 0;
-    const i32 words = 1 + 8 * (1 + WITH_WIDE);
+    const i32 words = 1 + 4 * (1 + WITH_WIDE);
     const i32 *args = p->mask_args + variant * words;
     m.shape = args[0];
     m.c0 = constant(args + 1, 0);
     m.c1 = constant(args + 1, 1);
     m.c2 = constant(args + 1, 2);
     m.c3 = constant(args + 1, 3);
-    m.c4 = constant(args + 1, 4);
-    m.c5 = constant(args + 1, 5);
-    m.c6 = constant(args + 1, 6);
-    m.c7 = constant(args + 1, 7);
     return m;
 }
 
