@@ -28,6 +28,14 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+OPTIONAL = frozenset({
+    "accelerate", "anywidget", "attn_gym", "cuda", "cupy", "flax", "ipykernel", "jax", "matplotlib",
+    "nbclient", "nbformat", "optax", "playwright", "proselint", "scipy", "sklearn", "statsmodels",
+    "torch", "transformers",
+})  # fmt: skip
+"""Libraries whose absence skips the test files that import them."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
     parser.addoption("--soon", action="store_true", help="without tests/golden/later.txt")
@@ -45,6 +53,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MASKC_THOROUGH"] = "1"  # read by tests/support/thorough.py
     else:  # Inductor compiles by -O0, in a third of the time
         os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
+
+
+class _Module(pytest.Module):
+    """A test file, skipped as a whole where it imports an optional library that is missing."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            cause = error.__cause__
+            library = cause.name or "" if isinstance(cause, ModuleNotFoundError) else ""
+            if library.partition(".")[0] in OPTIONAL:
+                pytest.skip(f"needs {library}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

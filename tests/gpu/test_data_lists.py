@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.listed_parts import ListedRowsPlan
-
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper",
-    ),
-]
-
-from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N  # noqa: E402
-from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.support.hopper import no_waiting  # noqa: E402
-from tests.support.judged_lists import judged, near, on_device  # noqa: E402
+from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N
+from tests.support.exact_attention import called, tensors
+from tests.support.hopper import no_waiting
+from tests.support.judged_lists import judged, near, on_device
 
 
 def drawn(name, seed):

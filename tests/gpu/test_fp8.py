@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-import maskc as mc  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.fp8 import check, exact, tensors  # noqa: E402
+import maskc as mc
+from tests.support import cases
+from tests.support.fp8 import check, exact, tensors
 
 DEVICE = "cuda"
 E4M3 = "float8_e4m3fn"

@@ -5,18 +5,12 @@ device, and keys gathered. Results against fp64 over what the reference chooses.
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core import errors
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import check, few, grid, indexer, live_of  # noqa: E402
-from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE
+from tests.support.gathered import check, few, grid, indexer, live_of
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}

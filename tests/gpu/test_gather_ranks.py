@@ -6,6 +6,7 @@ reference chooses.
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.sizes import Sizes
@@ -13,15 +14,8 @@ from maskc.layout.topk import indexer as G
 from maskc.runtime.arrays.known import TORCH
 from maskc.runtime.device_lists.gathered import room_for
 from maskc.runtime.device_lists.indexer_inputs import Ranking
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
-from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE
+from tests.support.gathered import check, few, grid, indexer, with_factors
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}

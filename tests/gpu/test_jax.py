@@ -1,17 +1,13 @@
 """Attention on arrays of JAX, on a card: results against jnp in fp64 on the host."""
 
-# ruff: noqa: E402  (JAX is looked for first)
-
 from __future__ import annotations
 
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
 
 import maskc as mc
 from maskc.integrations.jax import attention

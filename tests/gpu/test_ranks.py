@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+from tests.support import ranks, shared_cards
 
-from tests.support import ranks, shared_cards  # noqa: E402
-
-if torch.cuda.device_count() < 2:
-    pytest.skip("fewer than two CUDA devices", allow_module_level=True)
+pytestmark = pytest.mark.slow
 
 
 def test_two_cards():

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-import maskc as mc  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from tests.support.hopper import GPU, no_waiting  # noqa: E402
-from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED  # noqa: E402
-from tests.support.pair_tables import judged as pairs_judged  # noqa: E402
-from tests.support.scores import FORMULAS  # noqa: E402
-
-if not GPU:
-    pytest.skip("no CUDA device", allow_module_level=True)
+import maskc as mc
+from maskc.runtime import CompiledMask
+from tests.support.hopper import no_waiting
+from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED
+from tests.support.pair_tables import judged as pairs_judged
+from tests.support.scores import FORMULAS
 
 DEVICE = "cuda"
 B, H, HKV = 2, 4, 2

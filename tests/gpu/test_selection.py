@@ -6,31 +6,23 @@ Inputs lie on a grid so coarse that scores are exact in fp32: fp64 chooses the s
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc import driver
+from maskc.runtime.device_lists.topk_launch import SelectedPlan
 from maskc.verify.samples import sample_data
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.chosen_keys import live_of, on_grid  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    GPU,
+from tests.support import cases
+from tests.support.chosen_keys import live_of, on_grid
+from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
+from tests.support.hopper import (
     HOPPER,
     WAYS,
     check,
     compiled,
-    freed,  # noqa: F401
     half,
     no_waiting,
 )
-
-if not GPU:
-    pytest.skip("no GPU", allow_module_level=True)
 
 HEADS = 4
 MASKS = cases.masks(cases.SELECTIONS, cases.CARD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, assume, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -19,18 +20,11 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
+from tests.support import exact_attention
+from tests.support.cases import RANGES
+from tests.support.exact_attention import DEVICE, called, live_pairs, results, wrong
+from tests.support.exact_entmax import check_mask
 from tests.support.patterns import static_patterns
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-from tests.support import exact_attention  # noqa: E402
-from tests.support.cases import RANGES  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, live_pairs, results, wrong  # noqa: E402
-from tests.support.exact_entmax import check_mask  # noqa: E402
-from tests.support.hopper import GPU  # noqa: E402
-
-if not GPU:
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 HEADS = 4
 DIMS = [32, 64, 96, 128, 192, 256, 512]

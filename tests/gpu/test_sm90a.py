@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.cases import RANGES  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.cases import RANGES
+from tests.support.exact_attention import (
     DEVICE,
     called,
     fits,
@@ -30,7 +27,7 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import (  # noqa: E402
+from tests.support.hopper import (
     BACKWARD,
     BAND,
     DIMS,
@@ -39,16 +36,12 @@ from tests.support.hopper import (  # noqa: E402
     WAYS,
     check,
     compiled,
-    freed,  # noqa: F401
     half,
     modes,
     needs_backward,
-    needs_hopper,
     way,
 )
-from tests.support.patterns import static_patterns  # noqa: E402
-
-needs_hopper()
+from tests.support.patterns import static_patterns
 
 PATTERNS = static_patterns()  # for the others see test_selection.py
 

@@ -4,28 +4,21 @@ up, so that bits are the same on every run."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.sizes import Sizes
 from maskc.dispatch.launch_plan import few_pairs
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.hopper import (
     SIZES,
     check,
     compiled,
-    freed,  # noqa: F401
     half,
     modes,
     needs_backward,
-    needs_hopper,
     same_bits,
 )
-
-needs_hopper()
 
 MASKS = {
     "sinks and a window": mc.causal() & (mc.sinks(16) | mc.window(63)),

@@ -9,32 +9,25 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import DataRange, DataShape
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support import cases  # noqa: E402
-from tests.support.documents import (  # noqa: E402
+from tests.support import cases
+from tests.support.documents import (
     lengths_on_device,
     lengths_on_host,
     neighbours_change_no_bit,
 )
-from tests.support.exact_attention import DEVICE, called, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from tests.support.exact_attention import DEVICE, called, tensors
+from tests.support.hopper import (
     DIMS,
     check,
     compiled,
-    freed,  # noqa: F401
     nan_memory,
-    needs_hopper,
     no_waiting,
 )
-
-needs_hopper()
 
 MASKS = cases.masks(cases.DOCUMENTS, cases.CARD)
 

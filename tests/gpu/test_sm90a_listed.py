@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.core.errors import DataRange  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402, F401
+from maskc.core.errors import DataRange
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors
+from tests.support.hopper import (
     TARGET,
     check,
-    freed,
     half,
     in_parts,
-    needs_hopper,
     no_waiting,
     same_bits,
 )
-
-needs_hopper()
 
 IDS = sorted(np.random.default_rng(0).choice(1500, 40, replace=False).tolist())
 MASKS = {

@@ -8,17 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import Misaligned, NotAddressable, NotContiguous
 from maskc.runtime.launch import kernels
-
-PATTERNS = Path(__file__).parents[2] / "patterns"
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.exact_attention import (
     DEVICE,
     called,
     live_pairs,
@@ -27,21 +22,19 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import (  # noqa: E402
+from tests.support.hopper import (
     BACKWARD,
     BAND,
     DIMS,
     WAYS,
     check,
     compiled,
-    freed,  # noqa: F401
     modes,
     nan_memory,
     needs_backward,
-    needs_hopper,
 )
 
-needs_hopper()
+PATTERNS = Path(__file__).parents[2] / "patterns"
 
 
 # ------------------------------------------------------------------ poison

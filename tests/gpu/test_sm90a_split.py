@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors
+from tests.support.hopper import (
     BAND,
     DIMS,
     SIZES,
     check,
     compiled,
-    freed,  # noqa: F401
     half,
     nan_memory,
     needs_backward,
-    needs_hopper,
     parts_of,
     with_rules,
 )
-
-needs_hopper()
 
 LONGFORMER = mc.window(20, 20) | mc.global_tokens([0, 3])
 MASKS = {

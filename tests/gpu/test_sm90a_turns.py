@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.layout.work.deterministic_order import HELD  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from maskc.core.errors import TooFewMultiprocessors
+from maskc.layout.work.deterministic_order import HELD
+from tests.support.exact_attention import called, live_pairs, tensors
+from tests.support.hopper import (
     check,
     compiled,
-    freed,  # noqa: F401
     needs_backward,
-    needs_hopper,
 )
-
-needs_hopper()
 
 MASK = mc.block_table("t", 128)
 FORMS = [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)]

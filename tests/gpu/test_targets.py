@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan
+from tests.support.exact_attention import (
     DEVICE,
     called,
     live_pairs,
@@ -18,7 +15,7 @@ from tests.support.exact_attention import (  # noqa: E402
     tensors,
     wrong,
 )
-from tests.support.residues import run_in_classes  # noqa: E402
+from tests.support.residues import run_in_classes
 
 CAUSAL, BF16 = mc.causal(), torch.bfloat16
 SLASHES = CAUSAL & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import MaskcError, RankLost, RankRefused, RanksDisagree
 from maskc.distributed import plan
-
-torch = pytest.importorskip("torch")
 
 HEADS = (4, 2, 64)
 

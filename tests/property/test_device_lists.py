@@ -9,6 +9,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,6 @@ from maskc.layout import beside_documents, build, document_lists
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
 
 CAUSAL, HEADS, N = mc.causal(), 4, 330
 SEEDS = st.integers(0, 1 << 30)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
 
 HEADS, KV_HEADS, DIM, DIM_V = 4, 2, 16, 24
 

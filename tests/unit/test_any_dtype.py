@@ -7,11 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import WrongDType
-
-torch = pytest.importorskip("torch")
 
 N, DIM = 20, 32
 MASK = mc.causal() & mc.window(7)

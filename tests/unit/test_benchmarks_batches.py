@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from benchmarks import batches  # noqa: E402
-from benchmarks.batch_rows import ROWS  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.reference.attention import attention  # noqa: E402
-from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.case_tensors import host, make_tensors  # noqa: E402
-from tests.support.thorough import without_inductor  # noqa: E402
+import maskc as mc
+from benchmarks import batches
+from benchmarks.batch_rows import ROWS
+from maskc.core.dtypes import DType
+from maskc.reference.attention import attention
+from maskc.verify.case import Case
+from maskc.verify.case_tensors import host, make_tensors
+from tests.support.thorough import without_inductor
 
 SHORT = [row for row in ROWS if not row.n_q and row.data(np.random.default_rng(0), 2, 768)]
 

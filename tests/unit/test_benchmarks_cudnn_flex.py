@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from benchmarks.rivals import make_rival  # noqa: E402
-from maskc import causal  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.lab.case_pairs import CasePairs  # noqa: E402
-from maskc.lab.rivals import Missing, Unavailable, intervals  # noqa: E402
-from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.case_tensors import make_tensors  # noqa: E402
+from benchmarks.rivals import make_rival
+from maskc import causal
+from maskc.core.dtypes import DType
+from maskc.lab.case_pairs import CasePairs
+from maskc.lab.rivals import Missing, Unavailable, intervals
+from maskc.verify.case import Case
+from maskc.verify.case_tensors import make_tensors
 
 
 def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:

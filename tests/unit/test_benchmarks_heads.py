@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from benchmarks import heads as module
@@ -16,8 +17,6 @@ from maskc.lab.case_pairs import CasePairs
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
 from maskc.verify.case_tensors import make_tensors
-
-torch = pytest.importorskip("torch", reason="whole heads are checked in PyTorch")
 
 N = 90
 MASK = mc.causal() & mc.window(20)

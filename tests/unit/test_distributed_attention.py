@@ -12,23 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree  # noqa: E402
-from maskc.core.problem import Direction, Problem  # noqa: E402
-from maskc.core.target import Target  # noqa: E402
-from maskc.distributed import groups  # noqa: E402
-from maskc.distributed.costs import of_call  # noqa: E402
-from maskc.distributed.groups import Accord, Ranks  # noqa: E402
-from maskc.distributed.times import _copied  # noqa: E402
-from maskc.dsl.nodes import structure  # noqa: E402
-from tests.support import rank_threads, shared_cases  # noqa: E402
-from tests.support.shared_cases import MORE, Case  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+import maskc as mc
+from maskc import driver
+from maskc.core.dtypes import DType
+from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import Target
+from maskc.distributed import groups
+from maskc.distributed.costs import of_call
+from maskc.distributed.groups import Accord, Ranks
+from maskc.distributed.times import _copied
+from maskc.dsl.nodes import structure
+from tests.support import rank_threads, shared_cases
+from tests.support.shared_cases import MORE, Case
+from tests.support.thorough import alternating, more
 
 
 def together(case: Case, size: int) -> list[torch.Tensor]:

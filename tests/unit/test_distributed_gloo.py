@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch has no torch.distributed", allow_module_level=True)
 
-from tests.support import ranks, shared_cases  # noqa: E402
+from tests.support import ranks, shared_cases
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import MaskcError, WrongDType
 from maskc.double import ReferenceWarning
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore::maskc.double.ReferenceWarning")
 N, DIM = 5, 4

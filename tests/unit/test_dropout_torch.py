@@ -6,12 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import DropoutRate, DropoutSeed  # noqa: E402
-from maskc.reference.dropout import factors  # noqa: E402
+import maskc as mc
+from maskc.core.errors import DropoutRate, DropoutSeed
+from maskc.reference.dropout import factors
 
 CAUSAL = mc.causal()
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.layout.work import work_list
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.watched import Watched
-
-torch = pytest.importorskip("torch")
-
-from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import tensors  # noqa: E402
-from tests.support.hopper import with_rules  # noqa: E402
-from tests.support.judged_lists import dense, exact, judged, on_device  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
+from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import tensors
+from tests.support.hopper import with_rules
+from tests.support.judged_lists import dense, exact, judged, on_device
+from tests.support.thorough import alternating, chiefly, more, pairwise
 
 CAUSAL = mc.causal()
 

@@ -7,24 +7,22 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import DataRange
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support import cases  # noqa: E402
-from tests.support.documents import (  # noqa: E402
+from tests.support import cases
+from tests.support.documents import (
     lengths_on_device,
     lengths_on_host,
     neighbours_change_no_bit,
 )
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import with_rules  # noqa: E402
-from tests.support.judged_lists import exact, near  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, results, tensors, wrong
+from tests.support.hopper import with_rules
+from tests.support.judged_lists import exact, near
 
 DOCUMENTS = mc.documents("doc")
 MASKS = cases.masks(cases.DOCUMENTS, cases.EMULATOR)

@@ -6,17 +6,15 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
-from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, chiefly, each, more, pairwise  # noqa: E402
+from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors
+from tests.support.exact_entmax import check, check_mask, weights
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating, chiefly, each, more, pairwise
 
 CAUSAL = mc.causal()
 MASKS = {

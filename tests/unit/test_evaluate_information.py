@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadTensors
-
-torch = pytest.importorskip("torch")
-
-from maskc.lab.evaluate.information import _Part  # noqa: E402
-from maskc.lab.evaluate.tensors import LayerTensors, Tensors, _layer  # noqa: E402
+from maskc.lab.evaluate.information import _Part
+from maskc.lab.evaluate.tensors import LayerTensors, Tensors, _layer
 
 N, HEADS, GROUPS, DIM = 48, 4, 2, 8
 MASKS = {

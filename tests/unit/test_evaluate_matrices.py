@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.ir.names import declared_names
 from maskc.lab.evaluate import matrices as M
 from maskc.reference.attention import attention
-
-torch = pytest.importorskip("torch")
 
 N = 83
 MASKS = {

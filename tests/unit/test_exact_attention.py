@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.reference.attention import attention
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.exact_attention import (
     called,
     live_pairs,
     results,

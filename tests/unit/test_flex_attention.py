@@ -8,14 +8,13 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc import flex as module
 from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask
 from tests.support.thorough import chiefly, more
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 N, DOC = 130, torch.arange(130) // 50
 LENGTHS = torch.tensor([40, 130])

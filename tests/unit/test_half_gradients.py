@@ -5,11 +5,10 @@ unfused computation in that dtype, as delta does not come from the rounded out.
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+import maskc as mc
+from tests.support.thorough import alternating
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning"),

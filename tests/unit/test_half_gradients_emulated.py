@@ -5,14 +5,13 @@ computation in the same dtype, whichever source runs.
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, dense, tensors, vectors  # noqa: E402
-from tests.support.hopper import compiled, half, modes  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+import maskc as mc
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, dense, tensors, vectors
+from tests.support.hopper import compiled, half, modes
+from tests.support.thorough import alternating, more
 
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 FEW = mc.window(2) | mc.sinks(1) & mc.where(lambda q, k: q % 3 == 0)

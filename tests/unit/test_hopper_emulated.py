@@ -13,21 +13,19 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.dispatch import programs  # noqa: E402
-from maskc.layout.work import deterministic_order as ordered  # noqa: E402
-from maskc.layout.work import work_list  # noqa: E402
-from maskc.patterns import block_diffusion  # noqa: E402
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from maskc.core.errors import TooFewMultiprocessors
+from maskc.dispatch import programs
+from maskc.layout.work import deterministic_order as ordered
+from maskc.layout.work import work_list
+from maskc.patterns import block_diffusion
+from maskc.runtime.launch.sequence import PartedPlan
+from maskc.testing.emulator import machine
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.hopper import (
     BAND,
     WAYS,
     check,
@@ -38,8 +36,8 @@ from tests.support.hopper import (  # noqa: E402
     same_bits,
     with_rules,
 )
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
+from tests.support.residues import run_in_classes
+from tests.support.thorough import alternating, chiefly, more, pairwise
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows

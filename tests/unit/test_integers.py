@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
 from tests.support.thorough import each, examples
 
-torch = pytest.importorskip("torch")
 SLOW = settings(max_examples=examples(300))
 SIDE = 7
 TABLE = np.array([-9, 4, 0, 2, 7, -3, 1])

@@ -1,19 +1,15 @@
 """Attention on arrays of JAX, on CPUs: transformations, and results against jnp in fp64."""
 
-# ruff: noqa: E402  (JAX is looked for first)
-
 from __future__ import annotations
 
 import warnings
 from contextlib import suppress
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
 
 with suppress(RuntimeError):  # somebody has asked for devices before
     jax.config.update("jax_num_cpu_devices", 4)

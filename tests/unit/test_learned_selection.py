@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core import errors
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_entmax import weights as entmax_weights  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.exact_entmax import weights as entmax_weights
+from tests.support.thorough import alternating
 
 CAUSAL = mc.causal()
 N, DIM = 70, 16

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.core.errors import DataRange  # noqa: E402
-from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, vectors  # noqa: E402
-from tests.support.hopper import check, given, in_parts, same_bits  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from maskc.core.errors import DataRange
+from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, vectors
+from tests.support.hopper import check, given, in_parts, same_bits
+from tests.support.thorough import alternating, more
 
 IDS = [3, 40, 41, 77, 90, 140, 190, 201]
 MASKS = {

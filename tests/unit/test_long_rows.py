@@ -4,6 +4,7 @@ emulator, heads packed for decoding, what NVRTC makes of the sources, what is le
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.bundle import PACK_GQA
@@ -11,16 +12,13 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import check, nan_memory  # noqa: E402
-from tests.support.ledger import build  # noqa: E402
-from tests.support.thorough import chiefly, more  # noqa: E402
-from tests.unit.test_padded_rows import given  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import check, nan_memory
+from tests.support.ledger import build
+from tests.support.thorough import chiefly, more
+from tests.unit.test_padded_rows import given
 
 BAND = mc.window(50, 20)
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])

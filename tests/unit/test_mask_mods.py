@@ -11,8 +11,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc import driver
@@ -28,9 +30,6 @@ from maskc.core.errors import (
 )
 from maskc.dsl import evaluated
 from tests.support.thorough import examples
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 N, HEADS, SEQUENCES = 12, 2, 2
 Mod = Callable[..., object]

@@ -9,13 +9,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadOption, BadShape, DataUnknown, NotAMask, NotAScore
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_entmax import weights  # noqa: E402
+from tests.support.exact_entmax import weights
 
 N, H, D = 20, 4, 16
 MASK = mc.causal() & (mc.sinks(2) | mc.window(5))

@@ -9,14 +9,13 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.problem import Direction  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
+import maskc as mc
+from maskc.core.problem import Direction
+from maskc.testing.emulator import machine
+from tests.support.exact_attention import called, live_pairs, results, wrong
+from tests.support.hopper import nan_memory
 
 DTYPES = {"cpu": "float32", "simt": "float32", "sm_80": "bfloat16", "sm_90a": "bfloat16"}
 DIM = 64

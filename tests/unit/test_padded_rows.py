@@ -5,6 +5,7 @@ fp64, in memory full of NaN."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.dtypes import DType
@@ -12,14 +13,11 @@ from maskc.core.errors import HeadDimUnsupported
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
 from maskc.driver import plan_kernel
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import BAND, check, compiled, modes  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import live_pairs, tensors, vectors
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import BAND, check, compiled, modes
+from tests.support.thorough import alternating, chiefly, more
 
 TENSOR_CORES = ["sm_80", "sm_90a"]
 DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]

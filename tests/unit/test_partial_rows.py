@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import called, results, tensors, vectors, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.exact_attention import called, results, tensors, vectors, wrong
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating
 
 N, BATCH, HEADS, KV_HEADS = 150, 2, 4, 2
 CAUSAL = mc.causal()

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.support.thorough import each  # noqa: E402
+from tests.support.exact_attention import called, tensors
+from tests.support.thorough import each
 
 N, TILE = 280, 128
 CAUSAL = mc.causal()

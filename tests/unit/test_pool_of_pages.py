@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.layout.work import work_list
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.hopper import with_rules  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.hopper import with_rules
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 64, 12
 LENGTHS = [200, 1, 130]

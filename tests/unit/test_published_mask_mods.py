@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc.core.errors import NotTraceable
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 SEQUENCES, HEADS, N = 2, 2, 24
 Mod = Callable[..., object]

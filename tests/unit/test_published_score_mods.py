@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from attn_gym import mods
 
-torch = pytest.importorskip("torch")
-mods = pytest.importorskip("attn_gym.mods")
-
-import maskc as mc  # noqa: E402
-from tests.unit.test_scores_torch import B, H, N, check, tensors  # noqa: E402
+import maskc as mc
+from tests.unit.test_scores_torch import B, H, N, check, tensors
 
 W = 8
 

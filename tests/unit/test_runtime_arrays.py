@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from maskc.core.errors import NotAnArray, NotContiguous
 from maskc.core.tensors import order_of, out_strides
@@ -20,7 +21,6 @@ from maskc.runtime.arrays import foreign
 from maskc.runtime.arrays import known as arrays
 from tests.support.bundles import bundle
 
-torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.bundle import WorkList
@@ -203,8 +204,6 @@ def test_a_spare_kernel_stands_in_for_entmax_but_not_for_nan_safe(machine) -> No
 
 
 # ------------------------------------------------------------------ torch
-
-torch = pytest.importorskip("torch")
 
 
 def leaves() -> list:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
+import maskc as mc
 
 B, H, N, D = 2, 3, 36, 16
 ROW, COL = torch.arange(N)[:, None], torch.arange(N)

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.core import target  # noqa: E402
-from maskc.core.cost import Cost  # noqa: E402
-from maskc.core.problem import Direction, Feature  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.reference.scores import ScoreOf  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
-from tests.support.thorough import alternating, chiefly, examples, more  # noqa: E402
+import maskc as mc
+from maskc import driver
+from maskc.core import target
+from maskc.core.cost import Cost
+from maskc.core.problem import Direction, Feature
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support.hopper import nan_memory
+from tests.support.scores import FORMULAS, arrays, random_formulas
+from tests.support.thorough import alternating, chiefly, examples, more
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import ScoreTable  # noqa: E402
+import maskc as mc
+from maskc.core.errors import ScoreTable
 
 B, H, N, D = 2, 4, 48, 16
 

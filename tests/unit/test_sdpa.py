@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import (
@@ -18,7 +19,6 @@ from maskc.core.errors import (
     NotAnAttnMask,
 )
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.dispatch.selector import SourceSelector  # noqa: E402
-from maskc.layout.topk.sizes import turn_of  # noqa: E402
-from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
-from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.hopper import check, compiled  # noqa: E402
-from tests.support.selected import Capture, blocks_of, faults, integers, work_faults  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from maskc.dispatch.selector import SourceSelector
+from maskc.layout.topk.sizes import turn_of
+from maskc.runtime.device_lists import topk_sizes as choosing
+from maskc.runtime.device_lists.topk_launch import SelectedPlan
+from tests.support import cases
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.hopper import check, compiled
+from tests.support.selected import Capture, blocks_of, faults, integers, work_faults
+from tests.support.thorough import alternating, chiefly, more
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,12 +6,11 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadShape
 from maskc.reference.attention import attention, gradients
-
-torch = pytest.importorskip("torch")
 
 N, DIM = 9, 16
 MASK = mc.causal() & mc.window(5)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support import gathered  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import WAYS, check, compiled, modes  # noqa: E402
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import chiefly, more  # noqa: E402
+import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support import gathered
+from tests.support.exact_attention import called, live_pairs, results, tensors, wrong
+from tests.support.hopper import WAYS, check, compiled, modes
+from tests.support.residues import run_in_classes
+from tests.support.thorough import chiefly, more
 
 NONE = -torch.inf
 SINKS = torch.tensor([NONE, 0.5, NONE, NONE])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.exact_attention import (
     called,
     live_pairs,
     results,
@@ -18,8 +16,8 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating, more
 
 CAUSAL = mc.causal()
 BAND = mc.window(90, 40)

@@ -9,17 +9,14 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
-from tests.support.ledger import build
-
-torch = pytest.importorskip("torch")
-
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.chosen_keys import (  # noqa: E402
+from maskc.testing.emulator import machine
+from tests.support.chosen_keys import (
     BOTH,
     PASSES,
     TARGETS,
@@ -27,7 +24,8 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_nans,
     check_passes,
 )
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.ledger import build
+from tests.support.thorough import alternating, chiefly, more
 
 N_Q, N_KV, DIM = 130, 700, 64
 

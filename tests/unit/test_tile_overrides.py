@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc import driver
@@ -16,9 +17,13 @@ from maskc.core.errors import BadTile, TileUnsupported
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.lab.bench import bench_tiles
+from maskc.testing.emulator import machine
 from maskc.verify.case import Case
 from maskc.verify.judge import CaseVerdict
 from tests.support.cli import maskc, maskc_json
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import check
 from tests.support.thorough import more
 
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
@@ -143,13 +148,6 @@ def test_runtime_selections_have_tiles_of_their_own(target):
 
 # ------------------------------------------------------------------ that it runs right
 
-
-torch = pytest.importorskip("torch")
-
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import check  # noqa: E402
 
 BITS = mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9)
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 import maskc as mc
 from maskc import driver
@@ -40,9 +42,6 @@ from tests.support.torch_oracle import (
     tensors,
     vectors,
 )
-
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -13,8 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
 from maskc.core.errors import (
     BadOption,
     BadShape,
@@ -24,6 +26,9 @@ from maskc.core.errors import (
     TargetNotBuilt,
 )
 from maskc.core.problem import Direction
+from maskc.integrations import torch as with_torch
+from maskc.integrations.torch import handles
+from maskc.integrations.torch.keywords import packed_call
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -38,14 +43,6 @@ from tests.support.torch_oracle import (
     tensors,
     vectors,
 )
-
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-
-from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions  # noqa: E402
-from maskc.integrations import torch as with_torch  # noqa: E402
-from maskc.integrations.torch import handles  # noqa: E402
-from maskc.integrations.torch.keywords import packed_call  # noqa: E402
 
 # ------------------------------------------------------------------ gradients
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import maskc as mc  # noqa: E402
-from maskc.integrations import transformers as hf  # noqa: E402
-from tests.support import models  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+import maskc as mc
+from maskc.integrations import transformers as hf
+from tests.support import models
+from tests.support.thorough import more
 
 FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 pytestmark = [

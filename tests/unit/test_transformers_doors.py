@@ -10,15 +10,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import maskc as mc
 from maskc.core.errors import BadOption, DataMissing, ExtraMissing, ModelMask, NotAMask
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from maskc.integrations import transformers as hf  # noqa: E402
-from tests.support import models  # noqa: E402
+from maskc.integrations import transformers as hf
+from tests.support import models
 
 pytestmark = models.QUIET
 decoder = cache(models.decoder)

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import masking_utils as hf
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers import masking_utils as hf  # noqa: E402
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import NotTraceable  # noqa: E402
-from maskc.integrations.transformers.masks import LayerPlace, mask_of  # noqa: E402
+import maskc as mc
+from maskc.core.errors import NotTraceable
+from maskc.integrations.transformers.masks import LayerPlace, mask_of
 
 N, B = 14, 2
 PLACES = {
