@@ -71,6 +71,9 @@ class Recorder:
     def pytest_sessionstart(self) -> None:
         from maskc.build import hostcc, nvrtc
         from maskc.testing.emulator import machine
+        from tests.support.kernel_lines import KernelLines
+
+        self._kernels = KernelLines()
 
         for module, name in ((hostcc, "build_c"), (nvrtc, "build_cuda"), (machine, "build")):
             self._watch(module, name)
@@ -97,7 +100,7 @@ class Recorder:
         before = sum(os.times()[:4])
         yield
         self._tests[item.nodeid].seconds += sum(os.times()[:4]) - before
-        self._tests[item.nodeid].reaches |= named_by(item.nodeid)
+        self._tests[item.nodeid].reaches |= named_by(item.nodeid) | self._kernels.taken()
         self._lines.switch_context("")
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
