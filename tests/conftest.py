@@ -73,8 +73,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Module.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` leaves to `make test-all` what the list of tests/support/cover.py names."""
+    """Leave tests to CI, and to `make matrix`, that the lists of tests/support/cover.py name."""
+    nightly = cover.listed(cover.NIGHTLY) if cover.NIGHTLY.exists() else frozenset()
+    for item in items:
+        if cover.is_later(item.nodeid, nightly) and not config.getoption("--cover-to", None):
+            item.add_marker(pytest.mark.matrix)
     if config.getoption("--soon"):
         later = cover.listed()
         waiting = [item for item in items if cover.is_later(item.nodeid, later)]

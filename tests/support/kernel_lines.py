@@ -42,7 +42,9 @@ class KernelLines:
     """Lines of kernels that ran since they were last taken."""
 
     def __init__(self) -> None:
-        trace = shared_object.built(_TRACE, ".so", ["gcc", "-O2", "-shared", "-fPIC"], lambda: _TRACE)
+        trace = shared_object.built(
+            _TRACE, ".so", ["gcc", "-O2", "-shared", "-fPIC"], lambda: _TRACE
+        )
         self._trace = ctypes.CDLL(str(trace), mode=ctypes.RTLD_GLOBAL)
         self._places = (ctypes.c_ulong * (1 << 18))()
         self._targets: dict[str, str] = {}
