@@ -15,14 +15,7 @@ from maskc.verify.samples import sample_data
 from tests.support import cases
 from tests.support.chosen_keys import live_of, on_grid
 from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
-from tests.support.hopper import (
-    HOPPER,
-    WAYS,
-    check,
-    compiled,
-    half,
-    no_waiting,
-)
+from tests.support.hopper import HOPPER, WAYS, check, compiled, half, no_waiting
 
 HEADS = 4
 MASKS = cases.masks(cases.SELECTIONS, cases.CARD)

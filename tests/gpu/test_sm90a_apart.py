@@ -10,15 +10,7 @@ import maskc as mc
 from maskc.core.sizes import Sizes
 from maskc.dispatch.launch_plan import few_pairs
 from tests.support.exact_attention import live_pairs, tensors
-from tests.support.hopper import (
-    SIZES,
-    check,
-    compiled,
-    half,
-    modes,
-    needs_backward,
-    same_bits,
-)
+from tests.support.hopper import SIZES, check, compiled, half, modes, needs_backward, same_bits
 
 MASKS = {
     "sinks and a window": mc.causal() & (mc.sinks(16) | mc.window(63)),

@@ -15,19 +15,9 @@ import maskc as mc
 from maskc.core.errors import DataRange, DataShape
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from tests.support import cases
-from tests.support.documents import (
-    lengths_on_device,
-    lengths_on_host,
-    neighbours_change_no_bit,
-)
+from tests.support.documents import lengths_on_device, lengths_on_host, neighbours_change_no_bit
 from tests.support.exact_attention import DEVICE, called, tensors
-from tests.support.hopper import (
-    DIMS,
-    check,
-    compiled,
-    nan_memory,
-    no_waiting,
-)
+from tests.support.hopper import DIMS, check, compiled, nan_memory, no_waiting
 
 MASKS = cases.masks(cases.DOCUMENTS, cases.CARD)
 

@@ -8,13 +8,7 @@ import pytest
 
 import maskc as mc
 from tests.support.exact_attention import live_pairs, tensors, vectors
-from tests.support.hopper import (
-    check,
-    compiled,
-    half,
-    modes,
-    replayed_alike,
-)
+from tests.support.hopper import check, compiled, half, modes, replayed_alike
 
 PATTERNS = Path(__file__).parents[2] / "patterns"
 

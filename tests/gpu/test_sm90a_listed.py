@@ -11,14 +11,7 @@ from maskc.core.errors import DataRange
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
 from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors
-from tests.support.hopper import (
-    TARGET,
-    check,
-    half,
-    in_parts,
-    no_waiting,
-    same_bits,
-)
+from tests.support.hopper import TARGET, check, half, in_parts, no_waiting, same_bits
 
 IDS = sorted(np.random.default_rng(0).choice(1500, 40, replace=False).tolist())
 MASKS = {

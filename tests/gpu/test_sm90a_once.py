@@ -8,13 +8,7 @@ import torch
 
 import maskc as mc
 from tests.support.exact_attention import live_pairs, tensors
-from tests.support.hopper import (
-    DIMS,
-    check,
-    compiled,
-    modes,
-    needs_backward,
-)
+from tests.support.hopper import DIMS, check, compiled, modes, needs_backward
 
 
 @pytest.mark.parametrize("form", ["large", "small"])

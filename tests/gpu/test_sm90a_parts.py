@@ -7,12 +7,7 @@ import torch
 
 import maskc as mc
 from tests.support.exact_attention import live_pairs, tensors, vectors
-from tests.support.hopper import (
-    check,
-    compiled,
-    half,
-    replayed_alike,
-)
+from tests.support.hopper import check, compiled, half, replayed_alike
 from tests.support.residues import run_in_classes
 
 SLASHES = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))

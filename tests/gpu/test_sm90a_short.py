@@ -12,12 +12,7 @@ import torch
 
 import maskc as mc
 from tests.support.exact_attention import called, live_pairs, tensors
-from tests.support.hopper import (
-    WAYS,
-    check,
-    compiled,
-    modes,
-)
+from tests.support.hopper import WAYS, check, compiled, modes
 
 SHORT = {
     "blocks of 16": mc.block_diagonal(16),

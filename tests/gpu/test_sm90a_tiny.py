@@ -12,13 +12,7 @@ import torch
 import maskc as mc
 from tests.support import cases
 from tests.support.exact_attention import live_pairs, tensors, vectors
-from tests.support.hopper import (
-    check,
-    compiled,
-    half,
-    modes,
-    same_bits,
-)
+from tests.support.hopper import check, compiled, half, modes, same_bits
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", "exclusive_dq")
 ALONE, MASKS = (cases.masks(table, cases.CARD) for table in (cases.TINY_ALONE, cases.TINY))

@@ -11,11 +11,7 @@ import maskc as mc
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.layout.work.deterministic_order import HELD
 from tests.support.exact_attention import called, live_pairs, tensors
-from tests.support.hopper import (
-    check,
-    compiled,
-    needs_backward,
-)
+from tests.support.hopper import check, compiled, needs_backward
 
 MASK = mc.block_table("t", 128)
 FORMS = [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)]

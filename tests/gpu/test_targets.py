@@ -7,14 +7,7 @@ import torch
 
 import maskc as mc
 from maskc.runtime.launch.sequence import PartedPlan
-from tests.support.exact_attention import (
-    DEVICE,
-    called,
-    live_pairs,
-    results,
-    tensors,
-    wrong,
-)
+from tests.support.exact_attention import DEVICE, called, live_pairs, results, tensors, wrong
 from tests.support.residues import run_in_classes
 
 CAUSAL, BF16 = mc.causal(), torch.bfloat16

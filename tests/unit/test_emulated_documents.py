@@ -14,11 +14,7 @@ from maskc.core.errors import DataRange
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
 from tests.support import cases
-from tests.support.documents import (
-    lengths_on_device,
-    lengths_on_host,
-    neighbours_change_no_bit,
-)
+from tests.support.documents import lengths_on_device, lengths_on_host, neighbours_change_no_bit
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import called, results, tensors, wrong
 from tests.support.hopper import with_rules

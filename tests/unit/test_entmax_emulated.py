@@ -70,16 +70,7 @@ def test_alphas(alpha, spread, target):
 
 
 @pytest.mark.parametrize(
-    ("dim", "deterministic"),
-    alternating(
-        [
-            96,
-            more(128),
-            more(192),
-            256,
-        ],
-        [False, True],
-    ),
+    ("dim", "deterministic"), alternating([96, more(128), more(192), 256], [False, True])
 )
 def test_head_dimensions(dim, deterministic):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
@@ -119,8 +110,7 @@ def test_lists_of_long_rows(driver, alpha, spread):
 
 
 @pytest.mark.parametrize(
-    ("dim", "alpha"),
-    pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(96, 1.6)]),
+    ("dim", "alpha"), pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(96, 1.6)])
 )
 def test_values_without_weight_are_not_read(dim, alpha):
     """Where rows have few keys with a weight; tensors lie one token after another."""

@@ -10,14 +10,7 @@ import torch
 
 import maskc as mc
 from maskc.reference.attention import attention
-from tests.support.exact_attention import (
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
 
 MASK, SIZES = mc.causal() & mc.window(20), (60, 50)
 FEATURES = {"softcap": 2.0, "scale": -0.3}

@@ -10,9 +10,7 @@ import torch
 import maskc as mc
 from tests.support.thorough import alternating
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning")]
 DIM = 32
 EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MASK = mc.block_table("t", 1)

@@ -279,12 +279,7 @@ def test_even_rows_are_never_cut(name, n_q, n_kv):
 
 def test_a_row_among_short_ones_is_cut():
     made = forward_work(
-        spans_of(GLOBAL, 4000),
-        np.zeros((1, 1), int),
-        1,
-        4000,
-        4000,
-        WorkList(9, uneven_tiles=16),
+        spans_of(GLOBAL, 4000), np.zeros((1, 1), int), 1, 4000, 4000, WorkList(9, uneven_tiles=16)
     )
     long = [(i["tile"], i["count"]) for i in items_of(made) if i["shared"]]
     assert long == [(0, 16)] * 7 + [(0, 13)]

@@ -26,16 +26,7 @@ from maskc.core.tensors import HOST, Array
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.hopper import nan_memory
-from tests.support.pair_tables import (
-    ADDED,
-    BIAS,
-    CAPPED,
-    FACTOR,
-    KINDS,
-    TURNED,
-    TWICE,
-    judged,
-)
+from tests.support.pair_tables import ADDED, BIAS, CAPPED, FACTOR, KINDS, TURNED, TWICE, judged
 from tests.support.thorough import more
 
 ROOT = Path(__file__).parents[2]

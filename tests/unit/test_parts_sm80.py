@@ -8,14 +8,7 @@ import torch
 import maskc as mc
 from maskc.runtime.launch.sequence import PartedPlan
 from maskc.testing.emulator import machine
-from tests.support.exact_attention import (
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
 from tests.support.hopper import nan_memory
 from tests.support.residues import run_in_classes
 from tests.support.thorough import alternating, chiefly, more

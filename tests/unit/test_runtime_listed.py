@@ -50,8 +50,7 @@ def data_of(name, n_kv, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"),
-    alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True]),
+    ("name", "extras"), alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True])
 )
 def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, finds its distances by the lists."""

@@ -8,14 +8,7 @@ import torch
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
-from tests.support.exact_attention import (
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
 from tests.support.hopper import nan_memory
 from tests.support.thorough import alternating, more
 

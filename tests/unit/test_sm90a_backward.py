@@ -31,10 +31,7 @@ from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 DIMS = SM_90A.head_dims
-SOURCES = [
-    *((dim, "") for dim in DIMS),
-    *((dim, "small") for dim in SMALL_HEAD_DIMS),
-]
+SOURCES = [*((dim, "") for dim in DIMS), *((dim, "small") for dim in SMALL_HEAD_DIMS)]
 MADE = {"": backward_schedule, "small": small_backward_schedule}
 """Head dimensions, with the form of a source."""
 BACKWARD = Direction.backward

@@ -86,8 +86,7 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "source"),
-    each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"]),
+    ("name", "dim", "source"), each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"])
 )
 def test_bits_are_the_mask(name, dim, source):
     mask = BY_CELLS[name]

@@ -22,8 +22,7 @@ def driver(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
-    alternating(chiefly([*SMALL, *LARGE], "union", "documents"), TARGETS),
+    ("name", "target"), alternating(chiefly([*SMALL, *LARGE], "union", "documents"), TARGETS)
 )
 def test_passes(name, target):
     check_entmax(name, target=target)
