@@ -7,16 +7,23 @@ the meaning sees one head of one sequence at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import maskc as mc
 
+with suppress(ImportError):  # FORMULAS need none
+    import torch
+
 WORD = 1 << 64
+FORMULAS = (
+    "causal", "window", "dilated", "offsets", "strided", "first_keys", "blocks", "formula",
+)  # fmt: skip
+"""Methods of `Drawer` whose masks read neither data nor PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,18 @@ def complement(part: Drawn) -> Drawn:
     return Drawn(~part.mask, lambda place: ~part.shows(place), **made_of(part))
 
 
+def tiles(pairs: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
+    """uint8: 0 where no pair of a tile is kept, 2 where all are, 1 elsewhere."""
+    counts = [np.arange(0, n, size) for n, size in zip(pairs.shape, block, strict=True)]
+    if not pairs.size:
+        return np.zeros(tuple(map(len, counts)), np.uint8)
+    both = [
+        reduced.reduceat(reduced.reduceat(pairs, counts[0], axis=0), counts[1], axis=1)
+        for reduced in (np.logical_or, np.logical_and)
+    ]
+    return both[0].astype(np.uint8) + both[1]
+
+
 def minimum(*values: Any) -> Any:
     return reduce(np.minimum, values)
 
@@ -160,12 +179,13 @@ Number = tuple[Any, Callable[[Place], int], dict[str, int]]
 class Drawer:
     """Draws masks for a number of heads, and at given lengths only where `fixed` says so.
 
-    `scale` makes windows and blocks larger, for lengths of several tiles.
+    `scale` makes windows and blocks larger, for lengths of several tiles. `kinds` names the methods
+    that draw single combinators; by default all do.
     """
 
     def __init__(
         self, rng: np.random.Generator, heads: int, fixed: tuple[int, int] | None = None,
-        scale: int = 1,
+        scale: int = 1, kinds: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.rng, self.heads, self.fixed, self.scale = rng, heads, fixed, scale
         self._names = 0
@@ -184,6 +204,7 @@ class Drawer:
             self._kinds += [self.matrix, self.written_table]
             if fixed[0] > fixed[1]:
                 self._kinds.remove(self.global_flags)
+        self._kinds = [getattr(self, name) for name in kinds] or self._kinds
 
     # -------------------------------------------------------------- draws
 

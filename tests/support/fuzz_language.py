@@ -33,7 +33,16 @@ import maskc as mc
 from maskc.core.errors import TooManyArrays
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from tests.support.drawn_masks import Drawer, Drawn, Given, Place, complement, joined, made_of
+from tests.support.drawn_masks import (
+    Drawer,
+    Drawn,
+    Given,
+    Place,
+    complement,
+    joined,
+    made_of,
+    tiles,
+)
 from tests.support.exact_attention import DEVICE, Results, called, results, wrong
 
 SHORT, LONG = 70, 140
@@ -188,18 +197,6 @@ def check_sets(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int) -> 
         rows = np.repeat(np.arange(len(right)), np.diff(layout.row_ptr))
         ascends = (np.diff(layout.col) > 0) | (np.diff(rows) > 0)
         expect(ascends.all(), f"columns do not ascend {sizes} {block}")
-
-
-def tiles(pairs: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
-    """uint8: 0 where no pair of a tile is kept, 2 where all are, 1 elsewhere."""
-    counts = [np.arange(0, n, size) for n, size in zip(pairs.shape, block, strict=True)]
-    if not pairs.size:
-        return np.zeros(tuple(map(len, counts)), np.uint8)
-    both = [
-        reduced.reduceat(reduced.reduceat(pairs, counts[0], axis=0), counts[1], axis=1)
-        for reduced in (np.logical_or, np.logical_and)
-    ]
-    return both[0].astype(np.uint8) + both[1]
 
 
 def check_objects(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int) -> None:
