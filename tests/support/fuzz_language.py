@@ -3,6 +3,7 @@
     python -m tests.support.fuzz_language --seed 1 --masks 1000          # what masks say
     python -m tests.support.fuzz_language --seed 1 --masks 50 --calls 8  # kernels of the CPU
     python -m tests.support.fuzz_language --masks 50 --calls 25 --target cuda  # those of a card
+    compute-sanitizer python -m tests.support.fuzz_language --masks 30 --calls 1 --target cuda
     python -m tests.support.fuzz_language --seed 1 --only 37             # one mask again
 
 Each mask is drawn with a NumPy function that says what it means, see tests/support/drawn_masks.
@@ -15,6 +16,7 @@ one line of JSON that says how to see it again, and the run goes on.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import pickle
 import sys
@@ -49,6 +51,8 @@ SHORT, LONG = 70, 140
 """Most lengths are below the first, all below the second; captured arrays have as many elements."""
 LENGTHS = (1, 2, 3, 17, 31, 63, 64, 65, 100, 127, 128, 129, 191, 200, 257, 300)
 """Lengths of calls."""
+PATIENCE = 300
+"""Seconds for all calls of a mask on a card."""
 BLOCKS = (1, 2, 3, 5, 7, 8, 13, 16, 24, 32, 64, 100)
 SAMPLES = 8
 """Lengths and data at which two masks are compared by their meaning."""
@@ -365,6 +369,8 @@ def check_calls(
             if not (isinstance(refusal, TooManyArrays) or ("scores" in drawn.data and not on_cpu)):
                 raise
             run.asked["refused"] += 1
+    if not on_cpu:  # a kernel that waits for ever ends the process
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
     for _ in range(calls if attention else 0):
         check_call(run, rng, drawn, attention, heads, (dim, dim_v, dtype))
 
@@ -408,6 +414,9 @@ def check_call(
         where = f"{call.n_q} x {call.n_kv}, {kind}, group {group}, {options}, {how}, {call.given}"
         faults = wrong(computed, exact, rough) if dtype != "float32" else far(computed, exact)
         expect(not faults, f"{faults} at {where}")
+        again = called(attention, q, k, v, None, given, **options, **how)
+        same = all(torch.equal(x, computed[name]) for name, x in again.items())
+        expect(same, f"other bits at {where}")
 
 
 def far(computed: Results, exact: Results) -> list[str]:
