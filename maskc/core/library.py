@@ -34,7 +34,7 @@ _DEFINE = re.compile(r'#\s*define\s+(\w+)\s+(?:(\d+)|"([\w/.]+)")\s*(?://.*)?')
 _BRANCHES = re.compile(r"\s*#\s*(?:if|el|endif|include)")
 """Directives of a static file that may change its text."""
 _DIRECTIVES = re.compile(r"\s*#\s*(?:if|el|endif|include|define)")
-"""Those of a config header, whose macros decide branches."""
+"""Directives that matter in a config header: its macros decide branches."""
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//.*")
 _SUM = re.compile(r"(?:\d+|and|or|not|[()<>=!+*\s-])+")

@@ -89,9 +89,9 @@ def test_graphs_follow_their_data(name):
                 x.copy_(y)
         graph.replay()
         torch.cuda.synchronize()
-        found = called(attn, q, k, v, dout, fresh)
+        results = called(attn, q, k, v, dout, fresh)
         for x, key in zip((out, *gradients), ("out", "dq", "dk", "dv"), strict=True):
-            near(x, found[key])
+            near(x, results[key])
 
 
 def test_lists_belong_to_their_stream():
@@ -115,8 +115,8 @@ def test_arrays_written_into_between_calls():
     flags = torch.zeros(2, N, dtype=torch.bool, device="cuda")
     for keys in range(20, N, 31):
         flags[:, :keys] = True
-        found = attn(*given, x=flags)
-        near(found, attn(*given, x=flags.cpu().numpy()))
+        out = attn(*given, x=flags)
+        near(out, attn(*given, x=flags.cpu().numpy()))
 
 
 def test_cupy_arrays_are_read_every_time():

@@ -169,12 +169,12 @@ def test_deterministic_gradients_beside_anything():
     dout[0, 0, :20] = torch.nan
     attn = mask.compile(64, target="sm_90a")
     out, lse = attn(q, k, v, scores=scores, return_lse=True)
-    found = attn.backward(q, k, v, out, lse, dout, scores=scores, deterministic=True)
+    gradients = attn.backward(q, k, v, out, lse, dout, scores=scores, deterministic=True)
     usual = attn.backward(q, k, v, out, lse, dout, scores=scores)
-    for ordered, other in zip(found, usual, strict=True):
+    for ordered, other in zip(gradients, usual, strict=True):
         assert torch.equal(ordered.isnan(), other.isnan())
         assert torch.allclose(ordered.float(), other.float(), 2e-2, 1e-2, equal_nan=True)
-    assert found[1][0, 0, 50:100].isfinite().all()
+    assert gradients[1][0, 0, 50:100].isfinite().all()
 
 
 # ------------------------------------------------------------------ refusals

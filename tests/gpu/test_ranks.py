@@ -10,6 +10,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_cards():
-    found = ranks.run(shared_cards.everything, 2, backend="nccl")
-    wrong = [x if isinstance(x, str) else "\n".join(x[1]) for x in found]
+    answers = ranks.run(shared_cards.everything, 2, backend="nccl")
+    wrong = [x if isinstance(x, str) else "\n".join(x[1]) for x in answers]
     assert not any(wrong), "\n".join(wrong)

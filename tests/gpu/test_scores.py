@@ -212,11 +212,11 @@ def test_graphs():
         attn(q, k, v, rows=rows)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = attn(q, k, v, rows=rows)
+            out = attn(q, k, v, rows=rows)
         rows.mul_(-1)
         right = attn(q, k, v, rows=rows)
         graph.replay()
-        assert torch.equal(found, right)
+        assert torch.equal(out, right)
 
 
 # ------------------------------------------------------------------ decoding
@@ -305,8 +305,8 @@ def test_data_on_the_device(name, target, kind):
     (q, k, v), dout = tensors(N, N, 64, torch.bfloat16)
 
     def both(x):
-        found = attn(q, k, v, return_lse=True, x=x, **tables, **options)
-        return *found, *attn.backward(q, k, v, *found, dout, x=x, **tables, **options)
+        results = attn(q, k, v, return_lse=True, x=x, **tables, **options)
+        return *results, *attn.backward(q, k, v, *results, dout, x=x, **tables, **options)
 
     with torch.no_grad():
         first = both(data)
@@ -332,11 +332,11 @@ def test_data_on_the_device(name, target, kind):
         graph = torch.cuda.CUDAGraph()
         both(kept)
         with torch.cuda.graph(graph):
-            found = both(kept)
+            results = both(kept)
         kept.copy_(torch.ones_like(kept))
         graph.replay()
         right = both(torch.ones_like(kept))
-        for one, two in zip(found, right, strict=True):
+        for one, two in zip(results, right, strict=True):
             largest = max(1.0, two.abs().nan_to_num(0, 0).max().item())
             torch.testing.assert_close(one, two, atol=0.03 * largest, rtol=0.03)
 

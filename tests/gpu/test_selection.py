@@ -130,10 +130,10 @@ def test_an_indexer_in_e4m3_ranks_blocks():
     factors = torch.arange(200)[None] % 3 - 1.0
     data["index_k"] = data["index_k"], factors.numpy()
     there["index_k"] = there["index_k"], factors.to(DEVICE)
-    found = attn(*made[:3], **there)
+    out = attn(*made[:3], **there)
     assert isinstance(attn._last[1], SelectedPlan)
     data["index_w"] = data["index_w"].numpy()
-    assert torch.equal(attn(*made[:3], **data), found)
+    assert torch.equal(attn(*made[:3], **data), out)
 
 
 def test_gradients_through_torch():

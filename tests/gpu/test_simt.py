@@ -162,7 +162,7 @@ def test_a_graph_and_no_waiting():
     want = called(attn, *tensors)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = called(attn, *tensors)
+        computed = called(attn, *tensors)
     graph.replay()
     for name, x in want.items():
-        assert torch.equal(x, found[name]), name
+        assert torch.equal(x, computed[name]), name

@@ -42,9 +42,9 @@ def exact(q, k, v, live, kind=torch.float64, **features):
 
 
 def check(attn, q, k, v, live, data=None, **features):
-    found = called(attn, q, k, v, data=data, **features)
+    computed = called(attn, q, k, v, data=data, **features)
     sides = [exact(q, k, v, live, kind, **features) for kind in (torch.float64, q.dtype)]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 @pytest.mark.parametrize("part", range(9))

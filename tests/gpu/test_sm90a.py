@@ -147,28 +147,30 @@ def test_closed_form_ranges(dim, form, mask):
 def test_rows_and_columns_that_see_nothing():
     mask = mc.where(lambda q, k: (q >= 200) & (q < 500) & (k >= 300) & (k < 410))
     for mode in WAYS:
-        found = check(
+        computed = check(
             compiled(mask, 64, mode=mode),
             tensors(900, 800, 64, torch.bfloat16),
             live_pairs(mask, 900, 800),
         )
         dead = torch.ones(900, dtype=torch.bool, device=DEVICE)
         dead[200:500] = False
-        assert not found["out"][:, :, dead].any()
-        assert (found["lse"][:, :, dead] == -torch.inf).all()
+        assert not computed["out"][:, :, dead].any()
+        assert (computed["lse"][:, :, dead] == -torch.inf).all()
         for name, side in (("dq", dead), ("dk", slice(0, 300)), ("dv", slice(410, None))):
-            assert name not in found or not found[name][:, :, side].any()
+            assert name not in computed or not computed[name][:, :, side].any()
 
 
 @pytest.mark.parametrize(("n_q", "n_kv", "batch"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 1)])
 def test_nothing_at_all(n_q, n_kv, batch):
     attn = compiled(mc.causal())
     q, k, v, dout = tensors(n_q, n_kv, 64, torch.bfloat16, batch=batch)
-    found = called(attn, q, k, v, dout if BACKWARD else None)
-    assert not found["out"].any()
-    assert (found["lse"] == -torch.inf).all()
+    computed = called(attn, q, k, v, dout if BACKWARD else None)
+    assert not computed["out"].any()
+    assert (computed["lse"] == -torch.inf).all()
     for name, x in (("dq", q), ("dk", k), ("dv", v)):
-        assert name not in found or (found[name].shape == x.shape and not found[name].any())
+        assert name not in computed or (
+            computed[name].shape == x.shape and not computed[name].any()
+        )
 
 
 def test_masks_by_head_and_tables_by_head():
@@ -294,9 +296,9 @@ def test_views(dim, mode):
     made = tensors(333, 400, dim, torch.bfloat16, 1)
     whole = check(attn, made, live, deterministic=True)
     for view in (as_bshd, inside):
-        found = check(attn, [view(x) for x in made], live, deterministic=True)
+        computed = check(attn, [view(x) for x in made], live, deterministic=True)
         for name, x in whole.items():
-            assert torch.equal(found[name], x), (view.__name__, name)
+            assert torch.equal(computed[name], x), (view.__name__, name)
     assert called(attn, *map(as_bshd, made[:3]))["out"].transpose(1, 2).is_contiguous()
 
 
@@ -350,7 +352,7 @@ def test_long_sequences(n):
     mask = mc.causal() & (mc.sinks(3) | mc.window(300))
     attn = compiled(mask, 64)
     q, k, v, dout = tensors(n, n, 64, torch.bfloat16, 5, batch=1, heads=2, kv_heads=1)
-    found = called(attn, q, k, v, dout if BACKWARD else None)
+    computed = called(attn, q, k, v, dout if BACKWARD else None)
     sides = [{}, {}]
     for kind, side in zip((torch.float64, torch.bfloat16), sides, strict=True):
         for first in range(0, n, 4096):
@@ -363,10 +365,10 @@ def test_long_sequences(n):
                 if name.startswith("size of "):
                     side[name] = torch.maximum(side.get(name, x), x)
                     continue
-                blank = torch.zeros_like(found[name], dtype=torch.float64)
+                blank = torch.zeros_like(computed[name], dtype=torch.float64)
                 where = keys if name in ("dk", "dv") else rows
                 side.setdefault(name, blank).index_add_(2, where, x.double())
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 def test_offsets_beyond_two_to_the_31():
@@ -380,6 +382,6 @@ def test_offsets_beyond_two_to_the_31():
     for place, x in enumerate(tensors(n, n, 64, torch.bfloat16, 7, kv_heads=HEADS)):
         view = storage.as_strided((2, HEADS, n, 64), (far, n * 64, 64, 1), place * size)
         made.append(view.copy_(x))
-    found = check(attn, made, live, deterministic=True)
+    computed = check(attn, made, live, deterministic=True)
     for name, x in check(attn, [y.clone() for y in made], live, deterministic=True).items():
-        assert torch.equal(x, found[name]), name
+        assert torch.equal(x, computed[name]), name

@@ -70,7 +70,7 @@ def test_flags_that_stay_on_the_device(dtype, shared):
     flags = np.random.default_rng(0).random((2, n)) < 0.01
     flags = flags[:1].repeat(2, 0) if shared else flags
     attn, made = in_parts(mask), tensors(n, n, 64, half("bfloat16"), batch=2)
-    live = torch.tensor(np.stack([mask.dense(n, g=own) for own in flags]), device=DEVICE)[:, None]
+    live = torch.tensor(np.stack([mask.dense(n, g=flag) for flag in flags]), device=DEVICE)[:, None]
     given = torch.tensor(flags[0] if shared else flags, device=DEVICE).to(dtype)
     check(attn, made, live, {"g": given})
     check(attn, made, live, {"g": given}, **vectors(["alibi_slopes"], made[0].shape[1]))

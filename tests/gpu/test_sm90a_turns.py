@@ -33,10 +33,10 @@ def test_right(dim, mode):
     for data in (table(0.5, 9), table(0.5, 9, (4,))):
         live = live_pairs(MASK, 1100, 1030, data, heads=4)
         made = tensors(1100, 1030, dim, torch.bfloat16, batch=2, **heads)
-        found = check(attn, made, live, data, deterministic=True)
+        results = check(attn, made, live, data, deterministic=True)
         again = called(attn, *made, data=data, deterministic=True)
         assert both_ways(attn)
-        assert all(torch.equal(again[name], x) for name, x in found.items())
+        assert all(torch.equal(again[name], x) for name, x in results.items())
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_a_stream_with_too_few_multiprocessors_is_refused(few_multiprocessors):
     with torch.cuda.stream(few_multiprocessors):
         with pytest.raises(TooFewMultiprocessors, match=r"needs 128 .* may use 16\n"):
             called(attn, q, k, v, dout, data=data, deterministic=True)
-        found = called(attn, q, k, v, dout, data=data)
+        results = called(attn, q, k, v, dout, data=data)
     torch.cuda.synchronize()
-    assert torch.equal(found["out"], wanted["out"])
+    assert torch.equal(results["out"], wanted["out"])
 
 
 @pytest.mark.parametrize(("dim", "mode"), FORMS)

@@ -81,8 +81,8 @@ def test_formulas_with_tables(tables, target):
     made = tensors(n, n, 64, BF16)
     q, k, v = (x.requires_grad_() for x in made[:3])
     attn = CAUSAL.compile(64, target=target, score=score)
-    found = attn(q, k, v, bias=bias)
-    gradients = torch.autograd.grad(found, (q, k, v, bias), made[3])
+    out = attn(q, k, v, bias=bias)
+    gradients = torch.autograd.grad(out, (q, k, v, bias), made[3])
     far = torch.arange(n, device=DEVICE)[:, None] - torch.arange(n, device=DEVICE)
     added = bias[:, far + most][None] if tables == "relative" else bias
     keys, values = (x.double().repeat_interleave(2, 1) for x in (k, v))
@@ -91,7 +91,7 @@ def test_formulas_with_tables(tables, target):
     right = weights @ values
     exact = torch.autograd.grad(right, (q, k, v, bias), made[3].double())
     for name, one, two in zip(
-        ("out", "dq", "dk", "dv", "bias"), (found, *gradients), (right, *exact), strict=True
+        ("out", "dq", "dk", "dv", "bias"), (out, *gradients), (right, *exact), strict=True
     ):
         assert (one - two).abs().max() <= 0.02 * max(1.0, two.abs().max().item()), name
 

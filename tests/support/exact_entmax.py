@@ -89,23 +89,23 @@ def check(attn, given, live, alpha, data=None, deterministic=False, **options) -
     found."""
     call = {"normalizer": "entmax", "alpha": alpha, **options}
     asked = given if Direction.backward in attn.target.directions else given[:3]
-    found = called(attn, *asked, data=data, deterministic=deterministic, **call)
+    computed = called(attn, *asked, data=data, deterministic=deterministic, **call)
     sides = [
         results(*given, live, kind, alpha, **options) for kind in (torch.float64, given[0].dtype)
     ]
     if asked is not given:
         sides = [{name: side[name] for name in side if "out" in name or name == "lse"}
                  for side in sides]  # fmt: skip
-    faults = wrong(found, *sides)
+    faults = wrong(computed, *sides)
     assert not faults, (alpha, sorted(options), faults)
-    lse, wanted = found["lse"].double(), sides[0]["lse"]
+    lse, wanted = computed["lse"].double(), sides[0]["lse"]
     empty = wanted == -torch.inf
     assert torch.equal(lse == -torch.inf, empty)
-    assert not found["out"][empty].any()
-    assert "dq" not in found or not found["dq"][empty].any()
+    assert not computed["out"][empty].any()
+    assert "dq" not in computed or not computed["dq"][empty].any()
     error = (lse - wanted)[~empty].abs() / wanted[~empty].abs().clamp(min=1)
     assert not error.numel() or error.max() <= 2e-6
-    return found
+    return computed
 
 
 def check_mask(

@@ -168,17 +168,17 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
     dout = dout if BACKWARD else None
     options = {"data": data, "deterministic": deterministic, **features}
     with nan_memory():
-        found = called(attn, q, k, v, dout, **options)
+        computed = called(attn, q, k, v, dout, **options)
     sides = [
         results(q, k, v, dout, live, kind, backward=BACKWARD, **features)
         for kind in (torch.float64, q.dtype)
     ]
-    faults = wrong(found, *sides)
+    faults = wrong(computed, *sides)
     assert not faults, (tuple(q.shape), tuple(k.shape), str(q.dtype), sorted(features), faults)
     if DEVICE == "cuda":
         again = called(attn, q, k, v, **options)
-        assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
-    return found
+        assert all(torch.equal(again[name], computed[name]) for name in ("out", "lse"))
+    return computed
 
 
 def same_bits(attn, made, runs, card=None, **options):

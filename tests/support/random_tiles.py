@@ -3,8 +3,8 @@
     python -m tests.support.random_tiles --masks 20000 [--seed 0] [--batch 100] [--checked]
 
 Every mask is drawn together with its meaning, see tests/support/drawn_masks. A batch of masks
-runs in a process of its own, which names every mask before it begins it. Whatever kills the
-process is attributed to one mask, and the rest of the batch goes on in another process.
+runs in a process of its own, which names every mask before it begins it. A crash is attributed to
+one mask. The rest of the batch goes on in another process.
 isl's budget is drawn, too, so that it runs out everywhere, and masks take less time.
 `--checked` has glibc check the heap at every call (needs libc_malloc_debug).
 """

@@ -35,9 +35,9 @@ def test_the_mask_is_its_mask_mod(row):
             name: tuple(part[b] for part in x) if isinstance(x, tuple) else x[b]
             for name, x in data.items()
         }
-        found = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
+        kept = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
         expected = mc.Mask.dense(row.mask(), n, n, **own)
-        np.testing.assert_array_equal(found.numpy(), expected.reshape(-1, n, n)[0])
+        np.testing.assert_array_equal(kept.numpy(), expected.reshape(-1, n, n)[0])
 
 
 @pytest.mark.slow

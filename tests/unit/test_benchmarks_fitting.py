@@ -71,9 +71,9 @@ def timed() -> list[Sample]:
 
 
 def test_coefficients_are_recovered(timed):
-    found = fits(timed, PROCESSORS)
-    assert {(fit.source, fit.cost.mode) for fit in found} == set(TRUE)
-    for fit in found:
+    fitted = fits(timed, PROCESSORS)
+    assert {(fit.source, fit.cost.mode) for fit in fitted} == set(TRUE)
+    for fit in fitted:
         want = TRUE[fit.source, fit.cost.mode]
         for name in ("row", "tile", "masked", "lone", "query"):
             assert abs(getattr(fit.cost, name) - getattr(want, name)) <= 1, (fit, want)
@@ -145,10 +145,10 @@ def package_file() -> str:
 
 
 def test_other_lines_stay(timed):
-    found = fits(timed, PROCESSORS)
+    fitted = fits(timed, PROCESSORS)
     for name, section in (("NVIDIA H200", "sm_90a"), ("Some GPU", "sm_90a on Some GPU")):
-        measured_card = card(name, PROCESSORS, found, 3.25)
-        text = with_fits(package_file(), "sm_90a", found, measured_card)
+        measured_card = card(name, PROCESSORS, fitted, 3.25)
+        text = with_fits(package_file(), "sm_90a", fitted, measured_card)
         made, before = tomllib.loads(text), tomllib.loads(package_file())
         own, old = made[section], before.setdefault(section, {})
         assert own.pop("card") == {
@@ -156,7 +156,7 @@ def test_other_lines_stay(timed):
             "bytes_per_cycle": 3.2,
         }  # fmt: skip
         old.pop("card", None)
-        for fit in found:
+        for fit in fitted:
             if fit.source in BY_HAND:
                 continue
             costs = own[fit.source].pop(str(fit.head_dim), None) or {}
@@ -164,12 +164,12 @@ def test_other_lines_stay(timed):
             terms = {"row", "tile", "masked", "lone", "query"}
             assert all(costs[mode].keys() == terms for mode in costs)
         assert made == before
-        assert with_fits(text, "sm_90a", found, measured_card) == text
+        assert with_fits(text, "sm_90a", fitted, measured_card) == text
 
 
 def test_a_new_target_gets_sections(timed):
-    found = fits(timed, PROCESSORS)
-    text = with_fits("# mine\n\n[other.large]\n64.default = 1\n", "sm_90a", found,
+    fitted = fits(timed, PROCESSORS)
+    text = with_fits("# mine\n\n[other.large]\n64.default = 1\n", "sm_90a", fitted,
                      Card("A", 2, GHZ, 3.0))  # fmt: skip
     assert text.startswith("# mine\n\n[other.large]\n64.default = 1\n\n[sm_90a.card]\n")
     made = tomllib.loads(text)

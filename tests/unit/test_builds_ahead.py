@@ -145,8 +145,8 @@ def test_a_call_waits_for_what_is_being_built_and_builds_what_is_not(machine, be
     first = len(machine.built)
     assert first >= 1, "the call's own, while the other thread waits"
     hold.set()
-    for each in lengths(40):
-        mask(*at(*each))
+    for length in lengths(40):
+        mask(*at(*length))
     begun()
     assert len(machine.built) == len({(text, mode) for text, mode, _ in machine.built})
 

@@ -48,10 +48,10 @@ def together(case: Case, size: int) -> list[torch.Tensor]:
         grads = [x.grad for x in of_heads.values()]
         return [out.detach(), lse.detach(), *(x.grad for x in leaves), *grads]
 
-    found = rank_threads.run(size, job)
+    result = rank_threads.run(size, job)
     whole = []
     order = torch.from_numpy(np.argsort(made.layout.order))
-    for number, parts in enumerate(zip(*found, strict=True)):
+    for number, parts in enumerate(zip(*result, strict=True)):
         whole.append(torch.cat(parts, 2)[:, :, order] if number < 5 else sum(parts))
     return whole
 
@@ -270,12 +270,12 @@ def test_tables_of_a_score_and_lse_have_their_gradients(
         return [out.detach(), lse.detach(), *(x.grad for x in (*leaves, *learnt.values()))]
 
     wanted = run(lambda q, k, v, **more: mc.attention(q, k, v, mask, **more), list(range(n)))
-    found = rank_threads.run(size, lambda rank: run(
+    result = rank_threads.run(size, lambda rank: run(
         lambda q, k, v, **more: mc.distributed.attention(q, k, v, made, **more),
         made.indices(rank).tolist(),
     ))  # fmt: skip
     order = torch.from_numpy(np.argsort(made.layout.order))
-    for number, parts in enumerate(zip(*found, strict=True)):
+    for number, parts in enumerate(zip(*result, strict=True)):
         whole = torch.cat(parts, 2)[:, :, order] if number < 5 else sum(parts)
         torch.testing.assert_close(whole, wanted[number], rtol=1e-4, atol=1e-4)
 

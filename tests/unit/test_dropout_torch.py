@@ -158,8 +158,8 @@ def test_captured_arrays_and_data():
                                rtol=1e-5, atol=1e-5)  # fmt: skip
     ids = torch.arange(40) // 9
     right = mc.attention(q, k, v, mc.where(lambda q, k: ids[q] == ids[k]), **drops)
-    found = mc.attention(q, k, v, mc.documents("doc"), doc=ids, **drops)
-    torch.testing.assert_close(found, right)
+    out = mc.attention(q, k, v, mc.documents("doc"), doc=ids, **drops)
+    torch.testing.assert_close(out, right)
 
 
 def test_lse_does_not_see_dropout_in_a_graph():

@@ -198,4 +198,4 @@ def test_a_poisoned_key_does_not_leave_its_tiles(name):
     assert torch.equal(before["out"][blind], after["out"][blind])
     assert torch.equal(before["dq"][blind], after["dq"][blind])
     assert after["dq"][0, 2:, 290:].isnan().all()
-    assert all(after[each][1].isfinite().all() for each in GRADIENTS)
+    assert all(after[gradient][1].isfinite().all() for gradient in GRADIENTS)

@@ -105,10 +105,10 @@ def test_a_permuted_control_retains_the_share_of_keys():
     rng = np.random.default_rng(0)
     given = mc.evaluate.tensors(q, q, rng.normal(size=(1, 1, n, 8)))
     mask = mc.causal() & mc.window(15)
-    found = mc.evaluate.information_loss({"own": mask, "control": permuted(mask, n)}, given)
-    assert found["own"].retained.value > 0.9
-    assert found["control"].retained.value == pytest.approx(found["own"].floor, abs=0.03)
-    assert found["control"].floor == found["own"].floor
+    losses = mc.evaluate.information_loss({"own": mask, "control": permuted(mask, n)}, given)
+    assert losses["own"].retained.value > 0.9
+    assert losses["control"].retained.value == pytest.approx(losses["own"].floor, abs=0.03)
+    assert losses["control"].floor == losses["own"].floor
 
 
 # ------------------------------------------------------------------ a model

@@ -49,9 +49,9 @@ def check(attn, **data):
     q, k, v, dout = given()
     live = live_of(MASK, q, k, data)
     with nan_memory():
-        found = called(attn, q, k, v, dout, data=data)
+        computed = called(attn, q, k, v, dout, data=data)
     sides = (results(q, k, v, dout, live, kind) for kind in (torch.float64, q.dtype))
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 def test_every_target_has_its_sources(written):

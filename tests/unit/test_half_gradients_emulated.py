@@ -28,13 +28,13 @@ def by_autograd(made, live, kind, **features):
 
 def judge(attn, made, live, dtype, **features):
     """The worst error of dq and dk over what is allowed."""
-    found = called(attn, *made, **features)
+    results = called(attn, *made, **features)
     exact = by_autograd(made, live, torch.float64, **features)
     rough = by_autograd(made, live, half(dtype), **features)
     worst = 0.0
     for name, wanted, peer in zip(("dq", "dk"), exact, rough, strict=False):
         allowed = 2 * (peer - wanted).abs().max() + EPS[dtype] * wanted.abs().max() + 1e-4
-        worst = max(worst, float((found[name].double() - wanted).abs().max() / allowed))
+        worst = max(worst, float((results[name].double() - wanted).abs().max() / allowed))
     return worst
 
 

@@ -177,9 +177,9 @@ def test_values_and_gradients(name, options):
     assert loss.dtype == torch.float32
     assert (loss - wanted).abs().max() < 1e-5
     share = numbers(2, N, seed=9)
-    found = torch.autograd.grad((loss * share).sum(), index.values())
+    gradients = torch.autograd.grad((loss * share).sum(), index.values())
     exact = torch.autograd.grad((wanted * share).sum(), index.values())
-    for x, y in zip(found, exact, strict=True):
+    for x, y in zip(gradients, exact, strict=True):
         assert (x - y).abs().max() < 1e-5 * y.abs().max().clamp(min=1)
 
 

@@ -68,7 +68,7 @@ def test_head_dimensions(dim):
 def test_flags_of_every_sequence():
     mask = mc.window(8, 8) | mc.flags("g") | mc.flags("g", on="q")
     flags = np.random.default_rng(0).random((2, 200)) < [[0.05], [0.1]]
-    live = torch.tensor(np.stack([mask.dense(200, g=own) for own in flags]))
+    live = torch.tensor(np.stack([mask.dense(200, g=flag) for flag in flags]))
     check(in_parts(mask), given(200, 200, batch=2), live[:, None], {"g": torch.tensor(flags)})
 
 

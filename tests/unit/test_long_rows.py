@@ -41,8 +41,8 @@ def forward(mask, n_q, n_kv, dims, heads, kv_heads, batch=1, **options):
         for kind in (torch.float64, q.dtype)
     ]
     with nan_memory():
-        found = called(attn, q, k, v, None, **options)
-    assert not wrong(found, *sides)
+        computed = called(attn, q, k, v, None, **options)
+    assert not wrong(computed, *sides)
 
 
 # ------------------------------------------------------------------ both passes
@@ -165,10 +165,10 @@ def test_registers(dims, arch):
 def test_what_has_which_kernels():
     sm_80, hopper = TARGETS["sm_80"], TARGETS["sm_90a"]
     problems = [Problem(*dims, DType.bfloat16) for dims in ((512, 512), (576, 512), (520, 8))]
-    assert [sm_80.passes(each) for each in problems] == [
+    assert [sm_80.passes(problem) for problem in problems] == [
         (Direction.forward, Direction.backward), (Direction.forward,), (Direction.forward,)
     ]  # fmt: skip
-    assert [hopper.serving(each).name for each in problems] == ["sm_80"] * 3
+    assert [hopper.serving(problem).name for problem in problems] == ["sm_80"] * 3
     assert sm_80.serving(Problem(512, 520, DType.bfloat16)).name == "sm_80"  # whose error it is
     assert mc.topk(4, of=mc.causal()).compile(512, target="sm_80").target.name == "simt"
     with pytest.raises(HeadDimUnsupported, match="256 where keys are chosen at run time"):

@@ -38,12 +38,12 @@ Mod = Callable[..., object]
 def eager(mod: Mod, n: int = N) -> np.ndarray:
     """Return what FlexAttention makes of it: bool [sequences, heads, n, n]."""
     i = torch.arange(n)
-    found = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
+    array = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
     for b in range(SEQUENCES):
         for h in range(HEADS):
             kept = mod(torch.tensor(b), torch.tensor(h), i[:, None], i[None])
-            found[b, h] = torch.as_tensor(kept)
-    return found.numpy()
+            array[b, h] = torch.as_tensor(kept)
+    return array.numpy()
 
 
 def found(mask: mc.Mask, n: int = N) -> np.ndarray:

@@ -178,8 +178,10 @@ def test_a_bias_that_is_learned(kind: str) -> None:
     want = with_bias(q, k, v, bias)
     torch.testing.assert_close(attend(q, k, v), want, atol=1e-5, rtol=1e-5)
     trained = [q, k, v, bias]
-    found = torch.autograd.grad(attend(q, k, v).square().sum(), trained)
-    for gradient, its in zip(found, torch.autograd.grad(want.square().sum(), trained), strict=True):
+    gradients = torch.autograd.grad(attend(q, k, v).square().sum(), trained)
+    for gradient, its in zip(
+        gradients, torch.autograd.grad(want.square().sum(), trained), strict=True
+    ):
         torch.testing.assert_close(gradient, its, atol=1e-4, rtol=1e-4)
 
 

@@ -62,7 +62,7 @@ class Pool:
 
     def newest(self) -> torch.Tensor:
         """The positions of the queries."""
-        return torch.tensor([len(own) - 1 for own in self.slots], dtype=torch.int32)
+        return torch.tensor([len(slot) - 1 for slot in self.slots], dtype=torch.int32)
 
 
 def side_by_side(attn, q, pool, owners):

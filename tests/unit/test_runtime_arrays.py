@@ -133,9 +133,9 @@ def test_gradients_are_stored_like_their_inputs():
         given = list(plain)
         for i in swapped:
             given[i] = plain[i].transpose(1, 2).contiguous().transpose(1, 2)
-        found = mask.backward(*given, out, lse, out)
-        assert [x.stride() for x in found] == [x.stride() for x in given]
-        for got, expected in zip(found, want, strict=True):
+        gradients = mask.backward(*given, out, lse, out)
+        assert [x.stride() for x in gradients] == [x.stride() for x in given]
+        for got, expected in zip(gradients, want, strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 

@@ -121,7 +121,7 @@ def test_sequences_with_flags_of_their_own():
     attn, made = mask_of(mask), case(130, 130)
     batch = made.qkv[0].shape[0]
     flags = rng.random((batch, 130)) < np.linspace(0, 0.1, batch)[:, None]
-    keep = np.stack([mask.dense(130, g=own) for own in flags])[:, None]
+    keep = np.stack([mask.dense(130, g=flag) for flag in flags])[:, None]
     compare(attn, made, keep, 2e-5, g=flags)
     usual = mask.compile(head_dim=32, head_dim_v=48, dtype="float32", target="cpu")
     others = flags.copy()

@@ -32,13 +32,13 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
     close(out, right)
     close(lse, right_lse)
     exact = gradients(*given, live, dout.numpy(), score=made, **wanted)
-    found = attn.backward(
+    results = attn.backward(
         q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
     )  # fmt: skip
     own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
         close(gradient, exact[key], key)
-    return found
+    return results
 
 
 @pytest.mark.parametrize(

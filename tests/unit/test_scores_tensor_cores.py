@@ -87,13 +87,13 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     near(out, right, "out", 0.02)
     near(lse, right_lse, "lse", 1e-3)
     exact = gradients(*given, live, dout.float().numpy(), score=made, **wanted)
-    found = attn.backward(
+    results = attn.backward(
         q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
     )  # fmt: skip
     own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
         near(gradient, exact[key], key, 0.03)
-    return found, {(source, mode) for source, mode, _ in attn.all_reports}
+    return results, {(source, mode) for source, mode, _ in attn.all_reports}
 
 
 @emulated
@@ -306,8 +306,8 @@ def test_tables_read_by_distance_get_gradients_whole():
     table = torch.randn(8, 2)
     q, k, v, dout = (torch.randn(1, 2, 140, 64).bfloat16() for _ in range(4))
     out, lse = attn(q, k, v, return_lse=True, bias=table)
-    found = attn.backward(q, k, v, out, lse, dout, bias=table)
-    assert found[3].shape == table.shape
+    results = attn.backward(q, k, v, out, lse, dout, bias=table)
+    assert results[3].shape == table.shape
     assert attn._in_no_parts.all_reports
 
 

@@ -296,10 +296,10 @@ def test_the_forward_of_sm80(monkeypatch):
     mask = MIXED["moba"]
     attn = mask.compile(64, n_heads=4, target="sm_80")
     tensors = made(150, 190)
-    found = attn(*tensors)
+    out = attn(*tensors)
     assert isinstance(attn._last[1], SelectedPlan)
     attn._planner.lister.active = False
-    assert torch.equal(found, attn(*tensors))
+    assert torch.equal(out, attn(*tensors))
 
 
 def test_parameters_of_the_allowed_pairs(capture):

@@ -58,10 +58,10 @@ def test_rows_of_few_keys():
     """Their gradients are small differences of dout . v and delta, each a long sum."""
     tensors = made(3, 3, 128, batch=8, heads=16, kv_heads=16)
     live = live_pairs(mc.causal(), 3, 3, device="cpu")
-    found = called(simt(mc.causal(), 128), *tensors)
+    computed = called(simt(mc.causal(), 128), *tensors)
     exact = results(*tensors, live, torch.float64)
-    assert not found["dq"][:, :, 0].any()
-    error = (found["dq"].double() - exact["dq"]).norm(dim=-1)
+    assert not computed["dq"][:, :, 0].any()
+    error = (computed["dq"].double() - exact["dq"]).norm(dim=-1)
     assert (error <= 1e-5 * 0.66).all()  # of a row among 4096, on the average
 
 

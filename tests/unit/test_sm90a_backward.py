@@ -77,7 +77,7 @@ def test_small_tiles_leave_room_for_another_block(dim):
     assert plan.min_blocks * (plan.shared_bytes + 1024) <= SM_90A.shared_memory + 1024
     assert plan.work.resident == plan.min_blocks
     for _, mode in plan.modes:
-        (main,) = (each for each in mode.launches if each.entry == "attention_backward")
+        (main,) = (launch for launch in mode.launches if launch.entry == "attention_backward")
         assert (main.threads, main.resident) == (256, plan.min_blocks)
 
 
