@@ -19,7 +19,7 @@ settings.register_profile("suite", deadline=None, suppress_health_check=list(Hea
 settings.load_profile("suite")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-# Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
+# Threads that wait by spinning take the cores of other tests: three times as long on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Inductor else starts a process for each core, and parses headers for kernels that are a few lines.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

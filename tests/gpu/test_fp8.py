@@ -12,7 +12,8 @@ from tests.support.fp8 import check, exact, tensors
 DEVICE = "cuda"
 E4M3 = "float8_e4m3fn"
 BITS = 2**-7
-"""Of the sum of all terms' sizes: what tensor cores lose that add 1024 products with 14 bits."""
+"""Share of the sum of all terms' sizes that tensor cores lose: they add 1024 products with 14
+bits."""
 CAUSAL = mc.causal()
 MASKS = cases.masks(cases.FP8, cases.CARD)
 

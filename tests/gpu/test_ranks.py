@@ -1,4 +1,4 @@
-"""Two cards of one host with NCCL: results, gradients and bits beside one process."""
+"""Two cards of one host with NCCL: results, gradients and bits compared with one process."""
 
 from __future__ import annotations
 

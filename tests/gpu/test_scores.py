@@ -1,4 +1,4 @@
-"""Score formulas on a card: gradients by autograd beside fp64, tables wherever they lie.
+"""Score formulas on a card: gradients by autograd compared with fp64, tables wherever they lie.
 
 Run with `make test-gpu`. Tensor cores serve 16-bit tensors; fp32 ones run on CUDA cores.
 """
@@ -88,7 +88,7 @@ def test_gradients(name, dtype, n_q, n_kv, dim):
 
 
 def judged(out, given, dout, score_mod, live):
-    """Out and all gradients beside fp64."""
+    """Compare out and all gradients with fp64."""
     q, k, v, *_ = given
     dtype = q.dtype
     found = out, *torch.autograd.grad(out, given, dout)

@@ -39,7 +39,7 @@ made = partial(simt.made, batch=2, heads=HEADS, kv_heads=HEADS // 2, device=DEVI
 
 
 def judged(attn, tensors, live, data=None, **features):
-    """As simt.judged; features of heads are named."""
+    """Call simt.judged; features of heads are named."""
     names = [name for name in ("alibi_slopes", "sink_logits") if name in features]
     return simt.judged(attn, tensors, live, data, **{**features, **vectors(names, HEADS)})
 

@@ -305,7 +305,7 @@ def test_gradients_of_long_rows(mask, deterministic):
 @pytest.mark.parametrize("n_q", [1, 3])
 @pytest.mark.parametrize("batch", [1, 9])
 def test_heads_packed_for_decoding(batch, n_q):
-    """128 heads over one, 576 elements of q and k beside 512 of v: parts of rows are merged."""
+    """128 heads over one, 576 elements of q and k with 512 of v: parts of rows are merged."""
     attn = mc.causal().compile(576, 512, target="sm_80")
     q, k, _ = tensors(n_q, 5000, 576, torch.bfloat16, 7, batch=batch, heads=128, kv_heads=1)
     out, lse = attn(q, k, k[..., :512], return_lse=True)

@@ -119,7 +119,7 @@ BITS = {
     "runs": mc.where(lambda q, k: (q // 64 + k // 64) % 3 != 1),
     "distances by head": mc.per_head([mc.dilated(90, stride=2 + i) for i in range(HEADS)]),
 }
-"""Partial tiles by what is read or tested once for many pairs."""
+"""Partial tiles by data that are read, or tested, once for many pairs."""
 
 
 @pytest.mark.parametrize("mode", WAYS)

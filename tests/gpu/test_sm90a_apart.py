@@ -85,7 +85,7 @@ def test_features_and_heads(dim):
 @pytest.mark.parametrize("dim", [64, 128])
 @needs_backward
 def test_what_calls_take_it(dim):
-    """Of its own accord, for short rows: deterministic or not."""
+    """Calls with short rows take it without being told: deterministic or not."""
     mask, n = MASKS["sinks and a window"], 4096
     attn = compiled(mask, dim)
     made = tensors(n, n, dim, torch.bfloat16, batch=1, heads=2, kv_heads=1)
@@ -96,7 +96,7 @@ def test_what_calls_take_it(dim):
 
 @needs_backward
 def test_a_part_that_joins():
-    """Masks in parts: what later parts make of dq is added to what is there."""
+    """Masks in parts: later parts add their dq to that of earlier ones."""
     mask = mc.causal() & (mc.window(63) | mc.where(lambda q, k: (q - k) % 64 == 0))
     attn = compiled(mask, 64)
     check(attn, tensors(5000, 5000, 64, torch.bfloat16), live_pairs(mask, 5000, 5000))

@@ -147,7 +147,7 @@ def test_neighbours_change_no_bit(name, dim):
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
 def test_neighbours_change_no_bit_of_short_documents(name, dim):
-    """In the smaller tiles that the promised length asks for, on the device and on the host."""
+    """In the smaller tiles that the promised length needs, on the device and on the host."""
     on_both = [partial(where, most=80) for where in (lengths_on_device, lengths_on_host)]
     neighbours_change_no_bit(
         compiled(MASKS[name], dim), dim, (1, 37, 64, 80), lambda own: on_both[0]([own]),

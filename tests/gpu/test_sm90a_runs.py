@@ -164,7 +164,7 @@ def test_a_sequence_ignores_its_batch(dim, mode):
 @pytest.mark.parametrize("most_tiles", [256, 2])
 @pytest.mark.parametrize("dim", DIMS)
 def test_deterministic_backward_repeats(dim, most_tiles):
-    """A hundred times, now and then beside other work."""
+    """A hundred times, now and then during other work."""
     mask = mc.causal() & (mc.window(300) | mc.strided(5))
     attn = compiled(mask, dim, most_tiles=most_tiles)
     q, k, v, dout = tensors(1000, 1000, dim, torch.bfloat16, 1, heads=8)

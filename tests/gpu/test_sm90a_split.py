@@ -39,7 +39,7 @@ MODES = ("default", "persistent")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_every_row_in_parts(dim, dtype, mode):
-    """Of one tile, and of two; rows and parts that see nothing."""
+    """Parts have one tile, or two; some rows and parts see nothing."""
     for mask, row_tiles in ((BAND, 1), (mc.causal() | mc.prefix(77), 2)):
         attn = compiled(mask, dim, dtype, mode=mode, row_tiles=row_tiles)
         for n_q, n_kv in SIZES[1::2]:
@@ -51,7 +51,7 @@ def test_every_row_in_parts(dim, dtype, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_long_rows_among_short_ones(dim, mode, name):
-    """As planned, and with shorter parts."""
+    """Rows run as planned, and in shorter parts."""
     mask, heads = MASKS[name], 4 if name == "per head" else None
     attn = compiled(mask, dim, heads=heads, mode=mode)
     short = with_rules(attn, {"uneven_tiles": 3}, {"uneven_tiles": 2})

@@ -1,4 +1,4 @@
-"""What other files try on one target alone, on all that the card has: against fp64, both passes."""
+"""Cases of other files on all targets that the card has: against fp64, both passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random masks answer: every head and sequence, and what tells two masks apart."""
+"""Answers of random masks: every head and sequence, and what tells two masks apart."""
 
 from __future__ import annotations
 

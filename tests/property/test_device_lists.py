@@ -83,7 +83,8 @@ def passes():
 
 
 def wrong_tiles(made: Made, side: int, live: np.ndarray) -> list[str]:
-    """What is wrong with lists of `live` bool [lists, n_q, n_kv], whose tiles are tile columns."""
+    """Return the mistakes in lists of `live` bool [lists, n_q, n_kv], whose tiles are tile
+    columns."""
     found, tile = [], tuple(made.numbers.tile)
     lines = made.counts_and_words(side)
     pairs, (own, other) = (live, tile) if side == 0 else (live.swapaxes(1, 2), tile[::-1])

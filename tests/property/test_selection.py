@@ -31,7 +31,7 @@ class Call:
     data: dict[str, object] = field(default_factory=dict)
     """The mask's own."""
     ranking: dict[str, np.ndarray] = field(default_factory=dict)
-    """What selections rank by."""
+    """Scores that selections rank by."""
 
     @property
     def keep(self) -> np.ndarray:
@@ -72,7 +72,7 @@ AMONG = {
 
 @dataclass(frozen=True)
 class Form:
-    """What decides the source of a mask, but for how many keys are chosen."""
+    """Everything that decides the source of a mask, except how many keys are chosen."""
 
     score: str
     among: str

@@ -43,7 +43,7 @@ UNTRACED = ("tests/unit/test_cpu_template.py", "tests/property/test_cpu_kernels.
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
 BUDGET = 110.0
-"""CPU seconds for all others; the costs of collection and of what is cheap come on top."""
+"""CPU seconds for all others; the costs of collection and of cheap tests come on top."""
 
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 

@@ -112,7 +112,7 @@ def check_mask(
     mask, n_q, n_kv, dim=64, alpha=1.5, dtype=torch.bfloat16, spread=1.0, data=None,
     heads=(4, 2), batch=2, target="sm_90a", **options,
 ) -> Results:  # fmt: skip
-    """The same of a mask; `spread` sets how far scores are apart."""
+    """Compile a mask and check it; `spread` sets how far scores are apart."""
     q, *rest = tensors(n_q, n_kv, dim, dtype, heads=heads[0], kv_heads=heads[1], batch=batch)
     attn = mask.compile(head_dim=dim, n_heads=heads[0], dtype=dtype, target=target)
     live = live_pairs(mask, n_q, n_kv, data, heads=heads[0])

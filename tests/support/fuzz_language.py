@@ -106,7 +106,7 @@ class Run:
 
 
 def expect(holds: object, found: object) -> None:
-    """Raise Wrong, with what was found, unless something holds."""
+    """Raise Wrong unless something holds."""
     if not holds:
         raise Wrong(found)
 

@@ -1,4 +1,4 @@
-"""What tests of single keys that heads choose together share: what ranks, and the judge.
+"""Helpers for tests of single keys that heads choose together: what ranks, and the judge.
 
 What ranks lies on a grid so coarse that scores are exact in fp32: ties are ties everywhere.
 """

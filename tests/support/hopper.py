@@ -1,4 +1,4 @@
-"""What tests of the sm_90a kernels share: masks made to run a certain way, and the judge of both
+"""Helpers for tests of the sm_90a kernels: masks made to run a certain way, and the judge of both
 passes.
 """
 
@@ -106,7 +106,7 @@ def in_parts(mask, dim=64, dtype="bfloat16"):
 
 
 def with_rules(attn, forward, backward):
-    """The same with other work lists."""
+    """Return the mask with other work lists."""
     units = tuple(
         replace(unit, work=replace(unit.work, **(backward if _backward(unit) else forward)))
         if unit.work

@@ -59,7 +59,7 @@ def pair(rng: np.random.Generator, one: int, other: int) -> tuple[int, int]:
 
 @dataclass
 class Report:
-    """What happened to all masks."""
+    """Outcome of all masks."""
 
     masks: int = 0
     aborts: list[str] = field(default_factory=list)

@@ -19,8 +19,8 @@ PRELOAD = (
     "transformers.models.auto.modeling_auto", "transformers.modeling_utils",
     "maskc.integrations.transformers", "tests.support.shared_models",
 )  # fmt: skip
-"""What ranks need: to import it takes longer than most of them work. What is not installed is left
-out."""
+"""Modules that ranks need: to import them takes longer than most of them work. What is not
+installed is left out."""
 
 
 def run(

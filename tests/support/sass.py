@@ -1,4 +1,4 @@
-"""What is in a cubin: machine instructions as text, without a GPU.
+"""Contents of a cubin: machine instructions as text, without a GPU.
 
 nvdisasm comes from the nvidia-cuda-nvdisasm wheel, which `cuda.pathfinder` finds.
 """

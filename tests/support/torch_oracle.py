@@ -1,4 +1,4 @@
-"""What mc.attention on torch tensors is compared with: dense attention in fp64.
+"""Dense attention in fp64, to compare with mc.attention on torch tensors.
 
 torch differentiates the oracle by itself.
 """

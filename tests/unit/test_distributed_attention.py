@@ -1,4 +1,4 @@
-"""Attention of ranks that are threads, beside one process: both passes.
+"""Attention of ranks that are threads, compared with one process: both passes.
 
 Every mask on every number of ranks is tested with gloo, see test_distributed_gloo.py.
 """

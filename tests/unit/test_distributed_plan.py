@@ -84,7 +84,7 @@ def test_predictions_follow_the_network():
 
 
 def test_a_backward_pass_costs_tiles_and_rows_of_dq():
-    """Its own cost is not that of blocks of queries, as a forward pass's is."""
+    """The cost of a backward pass is not that of blocks of queries, as a forward pass's is."""
     made = plan(mc.causal(), 1024, 2, heads=HEADS)
     forward, backward = made.passes
     tokens = np.array([0, 128, 256])

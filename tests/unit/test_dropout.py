@@ -71,7 +71,7 @@ def test_pairs_have_bits_of_their_own():
 
 
 def test_lengths_do_not_matter():
-    """A pair's number depends on its place alone, whatever the lengths and the heads beside it."""
+    """A pair's number depends on its place alone, whatever the lengths and the other heads."""
     large, small = numbers(5, 2, 4, 90, 70), numbers(5, 1, 2, 33, 17)
     assert (large[:1, :2, :33, :17] == small).all()
 

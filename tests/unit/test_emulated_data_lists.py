@@ -44,7 +44,7 @@ def made(n_q=N, n_kv=N, *, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
     ),
 )
 def test_results(hopper, name, deterministic):
-    """Of the device's lists those of the host's, and near fp64's."""
+    """Results with the device's lists are those with the host's, and near fp64's."""
     judged(LISTS[name], made(), 1, deterministic=deterministic)
 
 
@@ -340,7 +340,7 @@ def test_few_queries_share_a_tile(hopper, n_q):
 @pytest.mark.parametrize("number", [1, 132])
 @pytest.mark.parametrize("shared", [False, True])
 def test_rows_of_few_queries_are_cut(hopper, monkeypatch, number, shared):
-    """As with data on the host, whose bits they have: lengths from none of all keys to all."""
+    """Results have the bits of data on the host: lengths from none of all keys to all."""
     monkeypatch.setattr(work_list, "_MULTIPROCESSORS", number)
     mask, n = mc.flags("x") & CAUSAL, 1300
     attn = with_rules(

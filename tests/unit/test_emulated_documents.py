@@ -41,7 +41,7 @@ on_host = partial(lengths_on_host, most=80)
     ("name", "dim"), [*((name, 64) for name in MASKS), ("causal", 96), ("causal", 128)]
 )
 def test_results(name, dim):
-    """Of the device's lists and of the host's the same bits, and those near fp64's. A key that is
+    """Lists of the device and of the host give the same bits, near fp64's. A key that is
     NaN reaches the queries that see it, and no others."""
     attn, given = compiled(MASKS[name], dim), made(sum(LENGTHS), dim=dim)
     given[1][0, 0, 150] = torch.nan  # in the document of 77 tokens
@@ -93,7 +93,7 @@ def test_more_tiles_than_a_block_keeps_while_it_waits(monkeypatch):
 
 def test_columns_are_not_cut_where_order_matters():
     """The host would have several blocks make shares of a long column, which are added in another
-    order. Sums over the first half and the second cancel but for a little, so the order shows."""
+    order. Sums over the first half and the second cancel almost, so the order shows."""
     attn, given = with_rules(compiled(MASKS["short sinks"]), {}, {"most_tiles": 1}), made(640)
     given[0].zero_()
     given[3][:, :, 64:320] += 2.0**14

@@ -85,7 +85,7 @@ def test_the_bootstrap_of_independent_values_is_the_usual_one():
 
 
 def test_blocks_see_what_neighbours_share():
-    """Of an AR(1) process with rho = .9 the mean has (1 + rho) / (1 - rho) = 19 times the variance
+    """The mean of an AR(1) process with rho = .9 has (1 + rho) / (1 - rho) = 19 times the variance
     of independent values; blocks of 64 find most of it, single values find none."""
     rng = np.random.default_rng(0)
     noise, values = rng.normal(size=40_000), np.zeros(40_000)

@@ -127,7 +127,7 @@ def test_far_scores_on_gpus(kind, dtype, tolerance, monkeypatch):
         error = np.abs(gradient.float().numpy() - wanted[name]).max()
         assert error < 0.16 * np.abs(wanted[name]).max(), name
         rows = np.delete(np.arange(n), far)
-        if name == "dq":  # rows beside them have all their digits
+        if name == "dq":  # other rows have all their digits
             error = np.abs(gradient.float().numpy() - wanted[name])[:, :, rows].max()
             assert error < 2 * tolerance * np.abs(wanted[name]).max()
 

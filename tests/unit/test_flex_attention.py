@@ -1,4 +1,4 @@
-"""`mc.flex_attention` beside torch's: results, gradients, and what it refuses."""
+"""`mc.flex_attention` compared with torch's: results, gradients, and what it refuses."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_all_or_nothing_is_certain(tile):
 @pytest.mark.parametrize(("block", "q_block"), [(16, 1), (64, 64), (128, 16), (32, 128)])
 @pytest.mark.parametrize("tile", [TileShape(64, 64), TileShape(128, 128)])
 def test_choices_at_random(tile, block, q_block):
-    """As many tiles as drawing the blocks gives, on average of many draws."""
+    """Predict as many tiles as drawing the blocks gives, on average of many draws."""
     k, rng, counts = 2, np.random.default_rng(0), []
     found = tally(chosen(k, block, q_block), tile)
     for _ in range(200):

@@ -322,7 +322,7 @@ def test_many_long_rows_have_no_more_parts_than_there_are_rows():
 
 
 def test_a_row_that_is_alone_is_cut():
-    """As when one query is decoded; where there are two rows they are not cut."""
+    """One query is decoded; where there are two rows they are not cut."""
     rule = WorkList(9000, uneven_tiles=4)
     for n, keys, most in (
         (1, 7, 7),

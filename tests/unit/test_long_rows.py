@@ -104,7 +104,7 @@ def test_the_same_bits_on_every_run():
     assert all(torch.equal(usual[name], ordered[name]) for name in ("dq", "dk", "dv"))
 
 
-# ------------------------------------------------------------------ rows of 576 beside 512 of v
+# ------------------------------------------------------------------ rows of 576 with 512 of v
 
 
 @pytest.mark.parametrize("dims", [(576, 512), (520, 264)], ids=str)

@@ -251,7 +251,7 @@ def test_mistakes_of_tables() -> None:
 
 
 def gradients_of_two(rank: int, size: int, kind: str) -> None:
-    """Gradients of half of a batch each, put together, beside those of the whole."""
+    """Gradients of half of a batch each, put together, compared with those of the whole."""
     torch.manual_seed(0)
     alone, model = Model(), Model()
     model.load_state_dict(alone.state_dict())

@@ -181,8 +181,8 @@ def test_every_multiple_of_eight_has_a_kernel(name):
 
 @pytest.mark.parametrize("name", TENSOR_CORES)
 def test_runtime_selections_have_simt_instead(name):
-    """What chooses blocks computes with rows as they are in memory, and has few head dimensions;
-    what chooses single keys fills them up."""
+    """Kernels that choose blocks compute with rows as they are in memory, and has few head
+    dimensions; what chooses single keys fills them up."""
     mask = mc.topk(4, of=mc.causal(), score="qk", block=16)
     assert mask.compile(64, target=name).target.name == name
     assert mask.compile(80, target=name).target.name == "simt"

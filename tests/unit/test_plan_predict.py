@@ -54,7 +54,7 @@ def test_against_what_was_measured():
 
 
 def test_a_pass_in_numbers():
-    """Of one tile row by hand: D 192 has one source, in blocks of 128 x 96."""
+    """One tile row by hand: D 192 has one source, in blocks of 128 x 96."""
     plan = planned(mc.full(), 192)
     (cost,) = costs_of(plan)
     card = card_of("sm_90a")

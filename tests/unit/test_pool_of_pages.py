@@ -1,4 +1,4 @@
-"""Sequences whose keys lie in the pages of one pool, beside caches of their own."""
+"""Sequences whose keys lie in the pages of one pool, compared with caches of their own."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_free_pages_are_not_read(hopper):
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_tiles_between_whose_owners_a_sequence_is(hopper, target):
-    """Of few queries a tile is read only where a pair of it is live, whatever its bounds say."""
+    """With few queries a tile is read only where a pair of it is live, whatever its bounds say."""
     tile = 128
     owner = torch.tensor([0, 2]).repeat_interleave(tile // 2).repeat(2).int()
     owner[tile:] = 1

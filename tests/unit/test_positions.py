@@ -1,4 +1,4 @@
-"""Positions that calls give: combinators over them, beside their definition by hand."""
+"""Positions that calls give: combinators over them, compared with their definition by hand."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.unit.test_relayout import W, check, decomposed, published, same
 
 
 def test_strides_run_together():
-    """What is read is as plain as each alone; extents are given to whoever chooses."""
+    """Data are read as plainly as each alone; extents are given to whoever chooses."""
     ir = published("exponential_dilation", window=64, levels=5)
     asked = []
     rest, four = parts(ir, lambda e: asked.append(e) or {1: 1, 2: 1, 4: 4, 8: 4, 16: 4})

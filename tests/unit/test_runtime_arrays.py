@@ -123,7 +123,7 @@ def test_tokens_before_heads(mask, qkv, library):
 
 
 def test_gradients_are_stored_like_their_inputs():
-    """Of q, k and v that have one shape, some stored as [B, N, H, D]."""
+    """Check q, k and v of one shape, some stored as [B, N, H, D]."""
     mask = CompiledMask(bundle("band", head_dim_v=32), "cpu")
     rng = np.random.default_rng(0)
     plain = [torch.from_numpy(rng.standard_normal((2, 4, 70, 32), np.float32)) for _ in range(3)]

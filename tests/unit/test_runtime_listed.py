@@ -189,7 +189,7 @@ def test_a_promise_is_kept():
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "simt"])
 def test_what_moves_rows_goes_along(target):
-    """Beside what makes tile lists from the same flags, where something does."""
+    """Compare with tile lists from the same flags, where there are any."""
     for tokens in (mc.global_tokens(IDS), mc.global_tokens("g"), mc.global_tokens("g", at_most=9)):
         attn = (mc.window(8, 8) | tokens).compile(head_dim=64, target=target)
         assert attn.bundle.moving_source(target) is not None

@@ -220,7 +220,7 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 @pytest.mark.parametrize("factors", [None, np.array([-1, 0.5, 1, 2, 3] * 10, np.float32)[None]])
 def test_an_indexer_in_e4m3(factors):
-    """Every number that it has ranks as it is; beside it, factors of keys."""
+    """Every number that it has ranks as it is, together with factors of keys."""
     mask = mc.topk(5, mc.causal(), score="indexer")
     every = np.arange(256, dtype=np.uint8).view(E4M3)
     numbers = every[np.isfinite(every.astype(np.float32))]

@@ -105,7 +105,7 @@ def test_random_formulas_differentiate(formula, seed):
 
 
 def test_the_reference_chooses_and_joins():
-    """Integers that conditions choose, products of two, and conditions on s beside others."""
+    """Integers that conditions choose, products of two, and conditions on s among others."""
     table = np.arange(10)
     score = mc.score(
         lambda s, q, k: (

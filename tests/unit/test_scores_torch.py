@@ -31,7 +31,8 @@ def eager(score_mod, mask, q, k, v):
 
 
 def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
-    """out, and the gradients of q, k, v and of what is learned, beside autograd's in float64."""
+    """out, and the gradients of q, k, v and of learned tensors, compared with autograd's in
+    float64."""
     mask = mc.causal() if mask is None else mask
     score = mc.from_score_mod(score_mod) if score is None else score
     found = []

@@ -157,7 +157,7 @@ def scores_by_hand(kind, n_q, n_kv):
 
 @pytest.mark.parametrize("kind", ["equal", "nan", "only nan", "infinite", "least", "negative"])
 def test_scores_that_are_odd(capture, kind):
-    """Of blocks, for several rows; ties to the lower index, NaN below every number."""
+    """Rank blocks, for several rows; ties to the lower index, NaN below every number."""
     mask = mc.topk(3, mc.causal(), score="given", block=16, q_block=8)
     attn = compiled(mask, 64, heads=4)
     n_q, n_kv = 130, 700
@@ -215,7 +215,7 @@ def test_scores_that_round(capture, options):
 
 
 def sum_blocks(x, q_block):
-    """Of values of pairs [..., n, n] over blocks of queries x of 16 keys."""
+    """Reduce values of pairs [..., n, n] over blocks of queries x 16 keys."""
     n = x.shape[-1]
     rows = torch.nn.functional.pad(x, (0, -n % 16, 0, -n % q_block))
     return rows.unflatten(-1, (-1, 16)).sum(-1).unflatten(-2, (-1, q_block)).sum(-2)
@@ -263,7 +263,7 @@ def only(number):
 
 @pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
 def test_lists(capture, monkeypatch, name, form, source, lengths):
-    """Of both passes, with a work list and without one, in large tiles and in small ones."""
+    """Check both passes, with a work list and without one, in large tiles and in small ones."""
     monkeypatch.setattr(SourceSelector, "_choice", only(source))
     mask = MIXED[name]
     attn = compiled(mask, 64, heads=4)

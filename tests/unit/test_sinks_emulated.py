@@ -1,4 +1,4 @@
-"""Sinks that weigh nothing, -inf, beside rows without a key: every form of every target."""
+"""Sinks that weigh nothing, -inf, and rows without a key: every form of every target."""
 
 from __future__ import annotations
 

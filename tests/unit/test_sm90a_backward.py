@@ -83,7 +83,7 @@ def test_small_tiles_leave_room_for_another_block(dim):
 
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_accumulators_leave_room_for_scores(dim, form):
-    """Of dk, dv, and the larger of scores with dp and dq."""
+    """Count registers of dk, dv, and the larger of scores with dp and dq."""
     plan = planned(dim, form)
     size = {product.name: product.registers for product in plan.products}
     scores = size.pop("multiply_scores")
