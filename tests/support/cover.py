@@ -7,7 +7,7 @@ What a test reaches: lines of the package, lines of emulated kernels by target, 
 target and a feature that it builds a kernel of. Tests that cost little always run.
 
 tests/golden/nightly.txt names the cases that `make matrix` runs and CI does not: other cases reach
-all that they reach. CI runs one case of each function at least.
+all that they reach, on the same targets. CI runs one case of each function at least.
 
 tests/golden/later.txt names what `make test` leaves to CI. For `make test` a test also reaches its
 own function and each value of its parameters. Those run that reach most for their cost, up to a
@@ -164,6 +164,13 @@ def chosen(tests: dict[str, Measured], budget: float = BUDGET) -> set[str]:
     return now
 
 
+def by_target(reaches: set[Any]) -> set[Any]:
+    """Return what a test reaches, lines of the package once for each target that it builds for."""
+    lines = {place for place in reaches if str(place[0]).startswith("maskc/")}
+    targets = {str(place[0]) for place in reaches - lines} or {""}
+    return (reaches - lines) | {(target, *line) for target in targets for line in lines}
+
+
 def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> set[str]:
     """Return the cases that other cases cover, costly ones first.
 
@@ -171,7 +178,7 @@ def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> s
         tests: what all tests reach and cost.
         kept: names that stay, as they find planted faults.
     """
-    reaches = {name: test.reaches - named_by(name) for name, test in tests.items()}
+    reaches = {name: by_target(test.reaches - named_by(name)) for name, test in tests.items()}
     times = Counter(place for places in reaches.values() for place in places)
     cases = Counter(name.partition("[")[0] for name in tests)
     covered: set[str] = set()

@@ -104,13 +104,13 @@ class KernelLines:
     def _look_up(self, file: str, places: list[int]) -> None:
         if not places:
             return
-        text = Path(file).with_suffix(".text").read_text().splitlines()
+        text_file = Path(file).with_suffix(".text")
+        text = text_file.read_text().splitlines() if text_file.exists() else []
         asked = "\n".join(map(hex, places))
         answer = subprocess.run(["addr2line", "-e", file], input=asked, text=True,
                                 capture_output=True, check=True).stdout  # fmt: skip
         for place, line in zip(places, answer.splitlines(), strict=True):
             name, _, number = line.split(" ")[0].rpartition(":")
-            inside = name.endswith("kernel.c") and number.isdigit()
-            self._lines[file][place] = (
-                re.sub(r"\d+", "0", text[int(number) - 1].strip()) if inside else ""
-            )
+            inside = name.endswith("kernel.c") and number.isdigit() and int(number) <= len(text)
+            line = text[int(number) - 1].strip() if inside else ""  # else of device.h
+            self._lines[file][place] = re.sub(r"\d+", "0", line)

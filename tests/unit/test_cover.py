@@ -51,10 +51,19 @@ def test_a_function_stands_for_its_cases():
 
 def test_cases_that_others_cover_run_at_night():
     """Lines count, names of parameters do not; the cheaper of two cases stays."""
-    tests = TESTS | {"a.py::same[4]": Measured(1.5, {2, 3, ("a.py::same", 0, "4")})}
-    assert implied(tests) == {"a.py::same[1]", "a.py::same[4]"}
-    assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[4]"}
-    alone = {f"b.py::one[{i}]": Measured(1.0 + i, {1}) for i in range(3)}
+    line, other, target = ("maskc/a.py", 1), ("maskc/a.py", 2), ("cpu", "sinks")
+    tests = {
+        "a.py::same[1]": Measured(2.0, {line, other}),
+        "a.py::same[2]": Measured(1.0, {line, other}),
+        "a.py::same[3]": Measured(9.0, {line, ("a.py::same", 0, "3")}),
+        "a.py::same[4]": Measured(0.1, {line}),
+    }
+    assert implied(tests) == {"a.py::same[1]", "a.py::same[3]"}
+    assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[3]"}
+    tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
+    tests["a.py::other"] = Measured(1.0, {target})
+    assert implied(tests) == {"a.py::same[3]"}
+    alone = {f"b.py::one[{i}]": Measured(1.0 + i, {line}) for i in range(3)}
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
