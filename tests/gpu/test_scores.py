@@ -11,7 +11,7 @@ import torch
 
 import maskc as mc
 from maskc.runtime import CompiledMask
-from tests.support.hopper import no_waiting
+from tests.support.hopper import needs_hopper, no_waiting
 from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED
 from tests.support.pair_tables import judged as pairs_judged
 from tests.support.scores import FORMULAS
@@ -108,8 +108,7 @@ def judged(out, given, dout, score_mod, live):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_of_pairs(kind, dtype):
     """Tables with an entry for each pair, in several layouts, and tiles with and without an end."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     for n_q, n_kv, dim in ((130, 200, 64), (384, 512, 128), (300, 700, 256), (257, 333, 96)):
         for deterministic in (False, True):
             pairs_judged(
@@ -148,8 +147,7 @@ def test_parts_over_listed_tokens(target, name, mask):
 @pytest.mark.parametrize("block", [1, 64])
 def test_chosen_keys(name, target, block):
     """Keys that heads choose together are gathered, blocks are listed on the device."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     n = 500
     mask = mc.topk(max(3, 70 // block), mc.causal(), block=block, score="given", share="all")
     mask |= mc.window(5)
@@ -253,8 +251,7 @@ def decoded(name, heads, n_q, n_kv):
 @pytest.mark.parametrize(("n_q", "n_kv", "group"), [(1, 700, 8), (4, 5000, 4), (16, 333, 4)])
 def test_few_queries(name, target, dim, n_q, n_kv, group):
     """Rows of one tile are of several heads, and know their query, head and distance."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     score, tables, score_mod = decoded(name, 2 * group, n_q, n_kv)
     attn = mc.causal().compile(dim, dtype="bfloat16", target=target, score=score)
     q = torch.randn(B, 2 * group, n_q, dim, device=DEVICE).bfloat16()
@@ -294,8 +291,7 @@ def data_masks():
 @pytest.mark.parametrize("kind", ["formula", "dropout", "both"])
 def test_data_on_the_device(name, target, kind):
     """Both passes wait for nothing, and a graph reads what arrays hold when it is replayed."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     mask, data, live = data_masks()[name]
     rows = torch.randn(H, 2 * N, device=DEVICE)
     score = None if kind == "dropout" else mc.scores.relative(furthest=N - 1)

@@ -15,7 +15,7 @@ from maskc.verify.samples import sample_data
 from tests.support import cases
 from tests.support.chosen_keys import live_of, on_grid
 from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
-from tests.support.hopper import HOPPER, WAYS, check, compiled, half, no_waiting
+from tests.support.hopper import WAYS, check, compiled, half, needs_hopper, no_waiting
 
 HEADS = 4
 MASKS = cases.masks(cases.SELECTIONS, cases.CARD)
@@ -29,8 +29,7 @@ def on_device(data):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("mode", [None, *WAYS])
 def test_both_passes(name, mode):
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS[name]
     attn = compiled(mask, 64, heads=HEADS, mode=mode)
     for number, (n_q, n_kv) in enumerate(SIZES):
@@ -44,8 +43,7 @@ def test_both_passes(name, mode):
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, deterministic):
     """Results of the forward pass and of the deterministic backward pass."""
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS[name]
     attn, hosted = (compiled(mask, 64, heads=HEADS) for _ in range(2))
     hosted._planner.lister.active = False
@@ -57,8 +55,7 @@ def test_the_host_gives_the_same_bits(name, deterministic):
 
 
 def test_nothing_waits_and_a_graph_holds_it():
-    if not torch.cuda.is_available() or not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS["moba"]
     attn = mask.compile(64, n_heads=HEADS)
     q, k, v, dout = on_grid(tensors(700, 700, 64, torch.bfloat16))
@@ -83,8 +80,7 @@ def test_nothing_waits_and_a_graph_holds_it():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [96, 128, 256])
 def test_head_dims(dim, dtype):
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS["moba"]
     attn = compiled(mask, dim, dtype, HEADS)
     made = on_grid(tensors(260, 300, dim, half(dtype)))
@@ -138,8 +134,7 @@ def test_an_indexer_in_e4m3_ranks_blocks():
 
 def test_gradients_through_torch():
     mask = MASKS["moba"]
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     made = [x.requires_grad_() for x in on_grid(tensors(150, 150, 64, torch.bfloat16))[:3]]
     out = mc.attention(*made, mask)
     out.sum().backward()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-from tests.support.cases import RANGES
+from tests.support.cases import FEATURES, RANGES
 from tests.support.exact_attention import (
     DEVICE,
     called,
@@ -217,18 +217,6 @@ def test_documents_by_sequence(dim):
 
 
 # ------------------------------------------------------------------ features, heads, strides
-
-FEATURES = {
-    "softcap": ((), {"softcap": 2.5}),
-    "alibi": (("alibi_slopes",), {}),
-    "sinks": (("sink_logits",), {}),
-    "all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5}),
-    "negative scale": ((), {"scale": -0.3}),
-    "zero scale": ((), {"scale": 0.0}),
-    "small scale": ((), {"scale": 1e-6}),
-    "negative scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": -0.3}),
-    "zero scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": 0.0}),
-}
 
 
 @pytest.mark.parametrize("dim", DIMS)

@@ -211,10 +211,10 @@ def given(n_q, n_kv, dim=64, dtype="bfloat16", seed=0, batch=1, heads=2, kv_head
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-def needs_hopper():
-    """Skip a file without a Hopper."""
-    if not HOPPER:
-        pytest.skip("no Hopper GPU", allow_module_level=True)
+def needs_hopper(target=TARGET):
+    """Skip a test of the target without a Hopper."""
+    if target == TARGET and not HOPPER:
+        pytest.skip("no Hopper GPU")
 
 
 def half(dtype):
