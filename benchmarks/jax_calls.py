@@ -73,8 +73,8 @@ def calls(case: Anchor) -> tuple[dict[str, Callable[[], Any]], dict[str, Callabl
             torch.autograd.graph.increment_version(x)  # or the lists of the last call serve again
         if not with_gradients:
             with torch.no_grad():
-                return mc.attention(q, k, v, mask, layout="bnhd", **arrays)
-        out = mc.attention(leaves[0], leaves[1], leaves[2], mask, layout="bnhd", **arrays)
+                return mc.attention(q, k, v, mask, layout="bshd", **arrays)
+        out = mc.attention(leaves[0], leaves[1], leaves[2], mask, layout="bshd", **arrays)
         return (out.detach(), *torch.autograd.grad(out, leaves, dout))
 
     forward: dict[str, Callable[[], Any]] = {"maskc, PyTorch": partial(of_torch, False)}
@@ -159,14 +159,16 @@ def main() -> None:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
-    output = parser.parse_args().output
+    parser.add_argument("--case", action="append", choices=CASES, help="Only these cases.")
+    options = parser.parse_args()
+    output, chosen = options.output, options.case or CASES
     about = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "jax": jax.__version__,
     }
     rows: list[dict[str, Any]] = []
-    for case in (x for x in (*SEVENTEEN, *DECODING) if x.name in CASES):
+    for case in (x for x in (*SEVENTEEN, *DECODING) if x.name in chosen):
         try:
             rows.append(measure(case))
         except Exception as failure:  # the other cases still have a result

@@ -107,6 +107,8 @@ class ForwardSchedule(Schedule):
     """Where a step waits for the second product: after the maxima (1), or half of the
     exponentials (2)."""
     products: tuple[Product, ...] = ()
+    one_q: bool = False
+    """Whether shared memory has room for one tile of q only, also in persistent blocks."""
     sum_tiles: int = 0
     """E4M3: tiles after which accumulators are added to a sum in shared memory; 0: never."""
     list_bytes: int = 0
@@ -266,11 +268,9 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             feature=Feature.entmax,
         )  # fmt: skip
         usual = Mode((*usual.launches, entmax))
-    modes = [("default", usual)]
-    if room[2] <= most:
-        modes.append(
-            ("persistent", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT"))
-        )
+    one_q = room[2] > most
+    persistent = _mode(Grid.stream, threads, room[1 if one_q else 2], form.blocks, "PERSISTENT")
+    modes = [("default", usual), ("persistent", persistent)]
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
         modes.append((PACK_GQA, Mode(usual.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
@@ -285,6 +285,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         slabs=slabs.q,
         keep_q=form.keep_q,
         pv_wait=form.pv_wait,
+        one_q=one_q,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
