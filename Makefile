@@ -45,7 +45,8 @@ test: $(STAMP)
 	@echo "The tests that answer soon: about 4,600 without PyTorch. 'make test-all' runs every test."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),--soon $(ALL_CORES))
 
-# Runs everything that needs no GPU, on all cores, and prints why tests were skipped.
+# Runs everything that needs no GPU, on all cores, and prints why tests were skipped. `make matrix` runs the cases that
+# tests/golden/nightly.txt names.
 test-all: $(STAMP)
 	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 8,000 tests and fifteen"
 	@echo "minutes. Skipped tests are listed at the end, with what they need. 'make fast' takes a minute."
@@ -76,7 +77,7 @@ ledger: $(STAMP)
 	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' \
 	    $(or $(PYTEST_ARGS),-n auto --dist worksteal) $(ASK_LEDGER) $(EMULATED)
 
-# Measures what each test costs and reaches, and chooses what `make test` runs. Needs an idle machine and all extras.
+# Measures what each test costs and reaches, and chooses what `make test` and CI run. Needs an idle machine and all extras.
 cover: $(STAMP)
 	$(BIN)/pip install $(QUIETLY) coverage
 	mkdir -p build

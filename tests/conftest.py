@@ -19,13 +19,21 @@ settings.register_profile("suite", deadline=None, suppress_health_check=list(Hea
 settings.load_profile("suite")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
-# Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
+# Threads that wait by spinning take the cores of other tests: three times as long on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Inductor else starts a process for each core, and parses headers for kernels that are a few lines.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 # JAX otherwise takes three quarters of a card's memory in each worker.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+OPTIONAL = frozenset({
+    "accelerate", "anywidget", "attn_gym", "cuda", "cupy", "flax", "ipykernel", "jax", "matplotlib",
+    "nbclient", "nbformat", "optax", "playwright", "proselint", "scipy", "sklearn", "statsmodels",
+    "torch", "transformers",
+})  # fmt: skip
+"""Libraries whose absence skips the test files that import them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,8 +55,31 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 
 
+class _Module(pytest.Module):
+    """A test file, skipped as a whole where it imports an optional library that is missing."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            cause = error.__cause__
+            library = cause.name or "" if isinstance(cause, ModuleNotFoundError) else ""
+            if library.partition(".")[0] in OPTIONAL:
+                pytest.skip(f"needs {library}", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` leaves to `make test-all` what the list of tests/support/cover.py names."""
+    """Leave tests to CI, and to `make matrix`, that the lists of tests/support/cover.py name."""
+    nightly = cover.listed(cover.NIGHTLY) if cover.NIGHTLY.exists() else frozenset()
+    for item in items:
+        if cover.is_later(item.nodeid, nightly) and not config.getoption("--cover-to", None):
+            item.add_marker(pytest.mark.matrix)
     if config.getoption("--soon"):
         later = cover.listed()
         waiting = [item for item in items if cover.is_later(item.nodeid, later)]

@@ -93,10 +93,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "jinja2": ({"emit"}, True),
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
-    "torch": (
-        {"integrations", "transformers", "verify", "testing", "distributed", "lab"},
-        False,
-    ),
+    "torch": ({"integrations", "transformers", "verify", "testing", "distributed", "lab"}, False),
     "transformers": ({"transformers", "distributed", "lab"}, False),
     "jax": ({"jax"}, True),
     "scipy": ({"lab"}, False),

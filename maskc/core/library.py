@@ -31,6 +31,10 @@ and stay."""
 _INCLUDES = re.compile(r'^\s*#\s*include\s+["\w]', re.MULTILINE)
 _DEFINE = re.compile(r'#\s*define\s+(\w+)\s+(?:(\d+)|"([\w/.]+)")\s*(?://.*)?')
 """A macro that is a number or names a file."""
+_BRANCHES = re.compile(r"\s*#\s*(?:if|el|endif|include)")
+"""Directives of a static file that may change its text."""
+_DIRECTIVES = re.compile(r"\s*#\s*(?:if|el|endif|include|define)")
+"""Directives that matter in a config header: its macros decide branches."""
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//.*")
 _SUM = re.compile(r"(?:\d+|and|or|not|[()<>=!+*\s-])+")
@@ -57,15 +61,15 @@ class _Branch:
     """Whether this branch, or one before it, is the one that stays."""
 
 
-def _parts(text: str) -> Iterator[tuple[str, str]]:
-    """Split a text at the lines of its preprocessor.
+def _parts(text: str, split_at: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Split a text at some lines of its preprocessor.
 
     Yields:
         (the directive without its comment, its line), or ("", all lines up to the next one).
     """
     plain: list[str] = []
-    for line in text.splitlines():
-        if line.lstrip().startswith("#"):
+    for line in map(str.rstrip, text.splitlines()):
+        if split_at.match(line):
             if plain:
                 yield "", "\n".join(plain)
             plain = []
@@ -80,7 +84,7 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
 def _static_parts(body: str) -> tuple[bool, tuple[tuple[str, str], ...]]:
     """Return whether a source includes a static file only once, and the parts of its text."""
     once = body.startswith(_ONCE)
-    return once, tuple(_parts((body[len(_ONCE) :] if once else body).strip("\n")))
+    return once, tuple(_parts((body[len(_ONCE) :] if once else body).strip("\n"), _BRANCHES))
 
 
 class _Inlining:
@@ -101,9 +105,10 @@ class _Inlining:
             file: the static file that it is; empty for the config header.
         """
         branches: list[_Branch] = []
+        stays = True  # whether all open branches do
         for word, line in parts:
             if not word:
-                if all(branch.stays for branch in branches):
+                if stays:
                     yield line
                 continue
             if word.startswith("#if"):
@@ -115,9 +120,10 @@ class _Inlining:
                 if word != "#endif":
                     branches.append(self._next(open_branch, word, file))
             else:
-                if all(branch.stays for branch in branches):
+                if stays:
                     yield from self._stays(line, word, branches, file)
                 continue
+            stays = all(branch.stays for branch in branches)
             outer = branches if word == "#endif" else branches[:-1]
             if not open_branch.decided and all(branch.stays for branch in outer):
                 yield line
@@ -135,12 +141,7 @@ class _Inlining:
         """Return the value of a condition, or None where the config header alone cannot tell."""
         if not set(_NAME.findall(condition)) <= self.known.keys():
             return None
-        text = _NAME.sub(lambda name: self.known[name[0]], condition)
-        text = text.replace("&&", " and ").replace("||", " or ")
-        text = re.sub(r"!(?!=)", " not ", text).strip()
-        if not _SUM.fullmatch(text):
-            return None
-        return bool(eval(text, {"__builtins__": {}}))  # numbers and operators alone
+        return _holds(_NAME.sub(lambda name: self.known[name[0]], condition))
 
     def _stays(self, line: str, word: str, branches: list[_Branch], file: str) -> Iterator[str]:
         """A line, or the file that it includes."""
@@ -164,11 +165,27 @@ class _Inlining:
         yield from self.lines(parts, name)
 
 
+@lru_cache(maxsize=1024)
+def _holds(condition: str) -> bool | None:
+    """Return the value of a condition whose names have become values, None where it is no sum."""
+    text = condition.replace("&&", " and ").replace("||", " or ")
+    text = re.sub(r"!(?!=)", " not ", text).strip()
+    if not _SUM.fullmatch(text):
+        return None
+    return bool(eval(text, {"__builtins__": {}}))  # numbers and operators alone
+
+
 def tidy(text: str) -> str:
     """The text without spaces at the ends of lines and without two empty lines in a row."""
-    lines = [line.rstrip() for line in text.splitlines()]
-    kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
-    return "\n".join(kept).strip("\n") + "\n"
+    return _joined(map(str.rstrip, text.splitlines()))
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """One text of lines without spaces at their ends, without two empty ones in a row."""
+    text = "\n".join(pieces)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text.strip("\n") + "\n"
 
 
 @lru_cache(maxsize=64)
@@ -177,7 +194,7 @@ def _whole(text: str) -> tuple[str, dict[str, str]]:
     if not _INCLUDES.search(text):
         return text, {}
     made = _Inlining()
-    return tidy("\n".join(made.lines(_parts(text)))), made.files
+    return _joined(made.lines(_parts(text, _DIRECTIVES))), made.files
 
 
 def standing_alone(text: str) -> str:

@@ -7,6 +7,8 @@ compiler finds them once, as short text; a call only puts its lengths, numbers a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
@@ -31,6 +33,7 @@ def extreme(array: str) -> Expr:
     return E.Load(array, (E.ZERO,))
 
 
+@lru_cache(maxsize=1 << 13)
 def magnitude(expr: Expr) -> Expr:
     """A bound on |value| of an integer formula."""
     match expr:
@@ -50,9 +53,15 @@ def magnitude(expr: Expr) -> Expr:
     return expr
 
 
-def reach(expr: Expr) -> Iterator[Expr]:
+@lru_cache(maxsize=1 << 13)
+def reach(expr: Expr) -> tuple[Expr, ...]:
     """Bounds on everything that is computed on the way to a formula's value, as printers write it:
-    both sides of a comparison apart. Elements of arrays as they are do not count."""
+    both sides of a comparison apart. Elements of arrays as they are do not count. Each bound comes
+    once: subformulas occur many times."""
+    return tuple(dict.fromkeys(_reach(expr)))
+
+
+def _reach(expr: Expr) -> Iterator[Expr]:
     match expr:
         case E.Cmp(op, lhs):
             left, _, right = compared(op, lhs)
@@ -71,19 +80,32 @@ def reach(expr: Expr) -> Iterator[Expr]:
 
 def largest(bounds: Iterable[Expr]) -> Expr:
     """One bound that is at least as large as each of them."""
-    kept: list[Expr] = []
-    for bound in dict.fromkeys(bounds):
-        if any(_covers(known, bound) for known in kept):
-            continue
-        kept = [known for known in kept if not _covers(bound, known)] + [bound]
-    return E.maximum(*kept) if kept else E.ZERO
+    constants: dict[tuple[tuple[int, Expr], ...], int] = {}
+    for bound in bounds:
+        constant, terms = E.split_linear(bound)
+        constants[terms] = max(constant, constants.get(terms, constant))
+    kept: list[_Bound] = []
+    for terms, constant in constants.items():
+        new = _Bound(constant, {term: factor for factor, term in terms})
+        if not any(bound.covers(new) for bound in kept):
+            kept = [bound for bound in kept if not new.covers(bound)] + [new]
+    if not kept:
+        return E.ZERO
+    return E.maximum(*(E.linear(b.constant, ((c, t) for t, c in b.terms.items())) for b in kept))
 
 
-def _covers(one: Expr, other: Expr) -> bool:
-    """Whether a bound is at least another, term by term."""
-    (constant, terms), (least, needed) = E.split_linear(one), E.split_linear(other)
-    known = {term: factor for factor, term in terms}
-    return constant >= least and all(known.get(t, 0) >= c for c, t in needed)
+class _Bound(NamedTuple):
+    """A sum of terms, with a positive factor each."""
+
+    constant: int
+    terms: dict[Expr, int]
+
+    def covers(self, other: _Bound) -> bool:
+        """Whether it is at least another, term by term."""
+        if self.constant < other.constant:
+            return False
+        get = self.terms.get
+        return all(get(term, 0) >= factor for term, factor in other.terms.items())
 
 
 def number(expr: Expr, values: Mapping[str, int]) -> int:

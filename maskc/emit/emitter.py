@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import gcd
 
 from maskc.core import expr as E
@@ -256,9 +257,10 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
         for span in (row.live, row.full):
             yield from reach_of(span)
     tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
-    for interval in (*(mask.intervals or ()), *(mask.always_kept_intervals or ())):
-        for span in (interval.keys, interval.queries):
-            yield from (E.substitute(bound, tokens) for bound in reach_of(span))
+    intervals = (*(mask.intervals or ()), *(mask.always_kept_intervals or ()))
+    spans = chain.from_iterable((interval.keys, interval.queries) for interval in intervals)
+    for bound in dict.fromkeys(chain.from_iterable(map(reach_of, spans))):
+        yield E.substitute(bound, tokens)
     for data in filter(None, plan.of_data):
         yield from reach_of_data(data)
 

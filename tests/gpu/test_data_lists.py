@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.listed_parts import ListedRowsPlan
-
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper",
-    ),
-]
-
-from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N  # noqa: E402
-from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.support.hopper import no_waiting  # noqa: E402
-from tests.support.judged_lists import judged, near, on_device  # noqa: E402
+from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N
+from tests.support.exact_attention import called, tensors
+from tests.support.hopper import no_waiting
+from tests.support.judged_lists import judged, near, on_device
 
 
 def drawn(name, seed):
@@ -98,9 +89,9 @@ def test_graphs_follow_their_data(name):
                 x.copy_(y)
         graph.replay()
         torch.cuda.synchronize()
-        found = called(attn, q, k, v, dout, fresh)
+        results = called(attn, q, k, v, dout, fresh)
         for x, key in zip((out, *gradients), ("out", "dq", "dk", "dv"), strict=True):
-            near(x, found[key])
+            near(x, results[key])
 
 
 def test_lists_belong_to_their_stream():
@@ -124,8 +115,8 @@ def test_arrays_written_into_between_calls():
     flags = torch.zeros(2, N, dtype=torch.bool, device="cuda")
     for keys in range(20, N, 31):
         flags[:, :keys] = True
-        found = attn(*given, x=flags)
-        near(found, attn(*given, x=flags.cpu().numpy()))
+        out = attn(*given, x=flags)
+        near(out, attn(*given, x=flags.cpu().numpy()))
 
 
 def test_cupy_arrays_are_read_every_time():

@@ -6,16 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
-
-from tests.support import engine_stubs  # noqa: E402
-from tests.support.engine_stubs import ForwardMode, RadixAttention  # noqa: E402
-from tests.support.paged import Pool, exact  # noqa: E402
-
-pytestmark = pytest.mark.gpu
+from tests.support import engine_stubs
+from tests.support.engine_stubs import ForwardMode, RadixAttention
+from tests.support.paged import Pool, exact
 
 PAGE, HEADS, KV_HEADS, DIM, LONGEST = 16, 8, 2, 128, 2048
 LENGTHS, COUNTS = [1300, 1, 700, 77, 260], [1, 1, 200, 77, 33]

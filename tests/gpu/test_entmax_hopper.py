@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE, called, tensors  # noqa: E402
-from tests.support.exact_entmax import check_mask  # noqa: E402
-from tests.support.hopper import freed, nan_memory, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE, called, tensors
+from tests.support.exact_entmax import check_mask
+from tests.support.hopper import nan_memory
 
 
 def check(mask, n_q, n_kv, *rest, **options):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-import maskc as mc  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.fp8 import check, exact, tensors  # noqa: E402
+import maskc as mc
+from tests.support import cases
+from tests.support.fp8 import check, exact, tensors
 
 DEVICE = "cuda"
 E4M3 = "float8_e4m3fn"
 BITS = 2**-7
-"""Of the sum of all terms' sizes: what tensor cores lose that add 1024 products with 14 bits."""
+"""Share of the sum of all terms' sizes that tensor cores lose: they add 1024 products with 14
+bits."""
 CAUSAL = mc.causal()
 MASKS = cases.masks(cases.FP8, cases.CARD)
 

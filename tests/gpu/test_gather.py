@@ -5,18 +5,12 @@ device, and keys gathered. Results against fp64 over what the reference chooses.
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core import errors
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import check, few, grid, indexer, live_of  # noqa: E402
-from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE
+from tests.support.gathered import check, few, grid, indexer, live_of
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}
@@ -175,12 +169,12 @@ def test_deterministic_gradients_beside_anything():
     dout[0, 0, :20] = torch.nan
     attn = mask.compile(64, target="sm_90a")
     out, lse = attn(q, k, v, scores=scores, return_lse=True)
-    found = attn.backward(q, k, v, out, lse, dout, scores=scores, deterministic=True)
+    gradients = attn.backward(q, k, v, out, lse, dout, scores=scores, deterministic=True)
     usual = attn.backward(q, k, v, out, lse, dout, scores=scores)
-    for ordered, other in zip(found, usual, strict=True):
+    for ordered, other in zip(gradients, usual, strict=True):
         assert torch.equal(ordered.isnan(), other.isnan())
         assert torch.allclose(ordered.float(), other.float(), 2e-2, 1e-2, equal_nan=True)
-    assert found[1][0, 0, 50:100].isfinite().all()
+    assert gradients[1][0, 0, 50:100].isfinite().all()
 
 
 # ------------------------------------------------------------------ refusals

@@ -1,17 +1,13 @@
 """Attention on arrays of JAX, on a card: results against jnp in fp64 on the host."""
 
-# ruff: noqa: E402  (JAX is looked for first)
-
 from __future__ import annotations
 
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
 
 import maskc as mc
 from maskc.integrations.jax import attention
@@ -138,10 +134,10 @@ def test_new_documents_make_new_lists_without_a_new_program():
     run = jax.jit(partial(attention, mask=mask))
     for size in (150, 30, 7):
         documents = np.arange(oracle.TOKENS) // size
-        found = run(q, k, v, doc=jnp.asarray(documents))
+        result = run(q, k, v, doc=jnp.asarray(documents))
         keep = oracle.dense_of(mask, oracle.TOKENS, doc=documents)
         out, *_ = reference(q, k, v, q, keep)
-        check((found,), (out,), 2e-2)
+        check((result,), (out,), 2e-2)
     assert run._cache_size() == 1
 
 
@@ -150,6 +146,6 @@ def test_dropout_is_what_numpy_drops():
 
     q, k, _, _ = oracle.inputs("bfloat16", tokens=64)
     eye = jnp.broadcast_to(jnp.eye(64, dtype=q.dtype)[None, :, None], k.shape)
-    found = attention(q, k, eye, mc.full(), dropout_p=0.25, dropout_seed=11)
+    out = attention(q, k, eye, mc.full(), dropout_p=0.25, dropout_seed=11)
     share = factors(0.25, 11, oracle.BATCH, oracle.HEADS, 64, 64) > 0
-    np.testing.assert_array_equal(np.asarray(found, np.float32).transpose(0, 2, 1, 3) > 0, share)
+    np.testing.assert_array_equal(np.asarray(out, np.float32).transpose(0, 2, 1, 3) > 0, share)

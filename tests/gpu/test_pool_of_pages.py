@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
-
-import maskc as mc  # noqa: E402
-
-pytestmark = pytest.mark.gpu
+import maskc as mc
 
 MASK = mc.documents("owner") & mc.causal(at=mc.positions(q="at", k="position"))
 

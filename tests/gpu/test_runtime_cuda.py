@@ -5,21 +5,15 @@ from __future__ import annotations
 import threading
 import timeit
 
+import cupy
 import numpy as np
 import pytest
+import torch
 
-from maskc.build.toolchain import gpus
 from maskc.reference.attention import attention
 from maskc.runtime import CompiledMask, GeneratedMask
 from maskc.runtime.launch import cuda as launch_cuda
 from tests.support.bundles import bundle, cuda_unit, pairs
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not gpus() or gpus()[0].capability < 80, reason="needs a GPU"),
-]
-torch = pytest.importorskip("torch")
-cupy = pytest.importorskip("cupy")
 
 
 def on_gpu(*names: str, mode: str = "", **more):

@@ -1,4 +1,4 @@
-"""Score formulas on a card: gradients by autograd beside fp64, tables wherever they lie.
+"""Score formulas on a card: gradients by autograd compared with fp64, tables wherever they lie.
 
 Run with `make test-gpu`. Tensor cores serve 16-bit tensors; fp32 ones run on CUDA cores.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-import maskc as mc  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from tests.support.hopper import GPU, no_waiting  # noqa: E402
-from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED  # noqa: E402
-from tests.support.pair_tables import judged as pairs_judged  # noqa: E402
-from tests.support.scores import FORMULAS  # noqa: E402
-
-if not GPU:
-    pytest.skip("no CUDA device", allow_module_level=True)
+import maskc as mc
+from maskc.runtime import CompiledMask
+from tests.support.hopper import needs_hopper, no_waiting
+from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED
+from tests.support.pair_tables import judged as pairs_judged
+from tests.support.scores import FORMULAS
 
 DEVICE = "cuda"
 B, H, HKV = 2, 4, 2
@@ -93,7 +88,7 @@ def test_gradients(name, dtype, n_q, n_kv, dim):
 
 
 def judged(out, given, dout, score_mod, live):
-    """Out and all gradients beside fp64."""
+    """Compare out and all gradients with fp64."""
     q, k, v, *_ = given
     dtype = q.dtype
     found = out, *torch.autograd.grad(out, given, dout)
@@ -113,8 +108,7 @@ def judged(out, given, dout, score_mod, live):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_of_pairs(kind, dtype):
     """Tables with an entry for each pair, in several layouts, and tiles with and without an end."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     for n_q, n_kv, dim in ((130, 200, 64), (384, 512, 128), (300, 700, 256), (257, 333, 96)):
         for deterministic in (False, True):
             pairs_judged(
@@ -153,8 +147,7 @@ def test_parts_over_listed_tokens(target, name, mask):
 @pytest.mark.parametrize("block", [1, 64])
 def test_chosen_keys(name, target, block):
     """Keys that heads choose together are gathered, blocks are listed on the device."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     n = 500
     mask = mc.topk(max(3, 70 // block), mc.causal(), block=block, score="given", share="all")
     mask |= mc.window(5)
@@ -217,11 +210,11 @@ def test_graphs():
         attn(q, k, v, rows=rows)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = attn(q, k, v, rows=rows)
+            out = attn(q, k, v, rows=rows)
         rows.mul_(-1)
         right = attn(q, k, v, rows=rows)
         graph.replay()
-        assert torch.equal(found, right)
+        assert torch.equal(out, right)
 
 
 # ------------------------------------------------------------------ decoding
@@ -258,8 +251,7 @@ def decoded(name, heads, n_q, n_kv):
 @pytest.mark.parametrize(("n_q", "n_kv", "group"), [(1, 700, 8), (4, 5000, 4), (16, 333, 4)])
 def test_few_queries(name, target, dim, n_q, n_kv, group):
     """Rows of one tile are of several heads, and know their query, head and distance."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     score, tables, score_mod = decoded(name, 2 * group, n_q, n_kv)
     attn = mc.causal().compile(dim, dtype="bfloat16", target=target, score=score)
     q = torch.randn(B, 2 * group, n_q, dim, device=DEVICE).bfloat16()
@@ -299,8 +291,7 @@ def data_masks():
 @pytest.mark.parametrize("kind", ["formula", "dropout", "both"])
 def test_data_on_the_device(name, target, kind):
     """Both passes wait for nothing, and a graph reads what arrays hold when it is replayed."""
-    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no Hopper GPU")
+    needs_hopper(target)
     mask, data, live = data_masks()[name]
     rows = torch.randn(H, 2 * N, device=DEVICE)
     score = None if kind == "dropout" else mc.scores.relative(furthest=N - 1)
@@ -310,8 +301,8 @@ def test_data_on_the_device(name, target, kind):
     (q, k, v), dout = tensors(N, N, 64, torch.bfloat16)
 
     def both(x):
-        found = attn(q, k, v, return_lse=True, x=x, **tables, **options)
-        return *found, *attn.backward(q, k, v, *found, dout, x=x, **tables, **options)
+        results = attn(q, k, v, return_lse=True, x=x, **tables, **options)
+        return *results, *attn.backward(q, k, v, *results, dout, x=x, **tables, **options)
 
     with torch.no_grad():
         first = both(data)
@@ -337,11 +328,11 @@ def test_data_on_the_device(name, target, kind):
         graph = torch.cuda.CUDAGraph()
         both(kept)
         with torch.cuda.graph(graph):
-            found = both(kept)
+            results = both(kept)
         kept.copy_(torch.ones_like(kept))
         graph.replay()
         right = both(torch.ones_like(kept))
-        for one, two in zip(found, right, strict=True):
+        for one, two in zip(results, right, strict=True):
             largest = max(1.0, two.abs().nan_to_num(0, 0).max().item())
             torch.testing.assert_close(one, two, atol=0.03 * largest, rtol=0.03)
 

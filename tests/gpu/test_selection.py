@@ -6,31 +6,16 @@ Inputs lie on a grid so coarse that scores are exact in fp32: fp64 chooses the s
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc import driver
+from maskc.runtime.device_lists.topk_launch import SelectedPlan
 from maskc.verify.samples import sample_data
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.chosen_keys import live_of, on_grid  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    GPU,
-    HOPPER,
-    WAYS,
-    check,
-    compiled,
-    freed,  # noqa: F401
-    half,
-    no_waiting,
-)
-
-if not GPU:
-    pytest.skip("no GPU", allow_module_level=True)
+from tests.support import cases
+from tests.support.chosen_keys import live_of, on_grid
+from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
+from tests.support.hopper import WAYS, check, compiled, half, needs_hopper, no_waiting
 
 HEADS = 4
 MASKS = cases.masks(cases.SELECTIONS, cases.CARD)
@@ -44,8 +29,7 @@ def on_device(data):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("mode", [None, *WAYS])
 def test_both_passes(name, mode):
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS[name]
     attn = compiled(mask, 64, heads=HEADS, mode=mode)
     for number, (n_q, n_kv) in enumerate(SIZES):
@@ -59,8 +43,7 @@ def test_both_passes(name, mode):
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, deterministic):
     """Results of the forward pass and of the deterministic backward pass."""
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS[name]
     attn, hosted = (compiled(mask, 64, heads=HEADS) for _ in range(2))
     hosted._planner.lister.active = False
@@ -72,8 +55,7 @@ def test_the_host_gives_the_same_bits(name, deterministic):
 
 
 def test_nothing_waits_and_a_graph_holds_it():
-    if not torch.cuda.is_available() or not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS["moba"]
     attn = mask.compile(64, n_heads=HEADS)
     q, k, v, dout = on_grid(tensors(700, 700, 64, torch.bfloat16))
@@ -98,8 +80,7 @@ def test_nothing_waits_and_a_graph_holds_it():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [96, 128, 256])
 def test_head_dims(dim, dtype):
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     mask = MASKS["moba"]
     attn = compiled(mask, dim, dtype, HEADS)
     made = on_grid(tensors(260, 300, dim, half(dtype)))
@@ -145,16 +126,15 @@ def test_an_indexer_in_e4m3_ranks_blocks():
     factors = torch.arange(200)[None] % 3 - 1.0
     data["index_k"] = data["index_k"], factors.numpy()
     there["index_k"] = there["index_k"], factors.to(DEVICE)
-    found = attn(*made[:3], **there)
+    out = attn(*made[:3], **there)
     assert isinstance(attn._last[1], SelectedPlan)
     data["index_w"] = data["index_w"].numpy()
-    assert torch.equal(attn(*made[:3], **data), found)
+    assert torch.equal(attn(*made[:3], **data), out)
 
 
 def test_gradients_through_torch():
     mask = MASKS["moba"]
-    if not HOPPER:
-        pytest.skip("no Hopper GPU")
+    needs_hopper()
     made = [x.requires_grad_() for x in on_grid(tensors(150, 150, 64, torch.bfloat16))[:3]]
     out = mc.attention(*made, mask)
     out.sum().backward()

@@ -8,17 +8,15 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-from maskc.testing.strategies import masks  # noqa: E402
-from maskc.verify.samples import sample_data  # noqa: E402
-from tests.support import exact_entmax, simt  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
+from maskc.testing.strategies import masks
+from maskc.verify.samples import sample_data
+from tests.support import exact_entmax, simt
+from tests.support.exact_attention import (
     DEVICE,
     called,
     fits,
@@ -27,10 +25,6 @@ from tests.support.exact_attention import (  # noqa: E402
     results,
     vectors,
 )
-from tests.support.hopper import GPU  # noqa: E402
-
-if not GPU:
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 HEADS = 4
 DIMS = [(1, 1), (7, 33), (16, 16), (33, 7), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256),
@@ -45,7 +39,7 @@ made = partial(simt.made, batch=2, heads=HEADS, kv_heads=HEADS // 2, device=DEVI
 
 
 def judged(attn, tensors, live, data=None, **features):
-    """As simt.judged; features of heads are named."""
+    """Call simt.judged; features of heads are named."""
     names = [name for name in ("alibi_slopes", "sink_logits") if name in features]
     return simt.judged(attn, tensors, live, data, **{**features, **vectors(names, HEADS)})
 
@@ -168,7 +162,7 @@ def test_a_graph_and_no_waiting():
     want = called(attn, *tensors)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = called(attn, *tensors)
+        computed = called(attn, *tensors)
     graph.replay()
     for name, x in want.items():
-        assert torch.equal(x, found[name]), name
+        assert torch.equal(x, computed[name]), name

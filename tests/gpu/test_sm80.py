@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, assume, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -19,18 +20,11 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
+from tests.support import exact_attention
+from tests.support.cases import RANGES
+from tests.support.exact_attention import DEVICE, called, live_pairs, results, wrong
+from tests.support.exact_entmax import check_mask
 from tests.support.patterns import static_patterns
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-from tests.support import exact_attention  # noqa: E402
-from tests.support.cases import RANGES  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, live_pairs, results, wrong  # noqa: E402
-from tests.support.exact_entmax import check_mask  # noqa: E402
-from tests.support.hopper import GPU  # noqa: E402
-
-if not GPU:
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 HEADS = 4
 DIMS = [32, 64, 96, 128, 192, 256, 512]
@@ -48,9 +42,9 @@ def exact(q, k, v, live, kind=torch.float64, **features):
 
 
 def check(attn, q, k, v, live, data=None, **features):
-    found = called(attn, q, k, v, data=data, **features)
+    computed = called(attn, q, k, v, data=data, **features)
     sides = [exact(q, k, v, live, kind, **features) for kind in (torch.float64, q.dtype)]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 @pytest.mark.parametrize("part", range(9))
@@ -311,7 +305,7 @@ def test_gradients_of_long_rows(mask, deterministic):
 @pytest.mark.parametrize("n_q", [1, 3])
 @pytest.mark.parametrize("batch", [1, 9])
 def test_heads_packed_for_decoding(batch, n_q):
-    """128 heads over one, 576 elements of q and k beside 512 of v: parts of rows are merged."""
+    """128 heads over one, 576 elements of q and k with 512 of v: parts of rows are merged."""
     attn = mc.causal().compile(576, 512, target="sm_80")
     q, k, _ = tensors(n_q, 5000, 576, torch.bfloat16, 7, batch=batch, heads=128, kv_heads=1)
     out, lse = attn(q, k, k[..., :512], return_lse=True)

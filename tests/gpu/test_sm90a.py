@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.cases import RANGES  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.cases import FEATURES, RANGES
+from tests.support.exact_attention import (
     DEVICE,
     called,
     fits,
@@ -30,7 +27,7 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import (  # noqa: E402
+from tests.support.hopper import (
     BACKWARD,
     BAND,
     DIMS,
@@ -39,16 +36,12 @@ from tests.support.hopper import (  # noqa: E402
     WAYS,
     check,
     compiled,
-    freed,  # noqa: F401
     half,
     modes,
     needs_backward,
-    needs_hopper,
     way,
 )
-from tests.support.patterns import static_patterns  # noqa: E402
-
-needs_hopper()
+from tests.support.patterns import static_patterns
 
 PATTERNS = static_patterns()  # for the others see test_selection.py
 
@@ -126,7 +119,7 @@ BITS = {
     "runs": mc.where(lambda q, k: (q // 64 + k // 64) % 3 != 1),
     "distances by head": mc.per_head([mc.dilated(90, stride=2 + i) for i in range(HEADS)]),
 }
-"""Partial tiles by what is read or tested once for many pairs."""
+"""Partial tiles by data that are read, or tested, once for many pairs."""
 
 
 @pytest.mark.parametrize("mode", WAYS)
@@ -154,28 +147,30 @@ def test_closed_form_ranges(dim, form, mask):
 def test_rows_and_columns_that_see_nothing():
     mask = mc.where(lambda q, k: (q >= 200) & (q < 500) & (k >= 300) & (k < 410))
     for mode in WAYS:
-        found = check(
+        computed = check(
             compiled(mask, 64, mode=mode),
             tensors(900, 800, 64, torch.bfloat16),
             live_pairs(mask, 900, 800),
         )
         dead = torch.ones(900, dtype=torch.bool, device=DEVICE)
         dead[200:500] = False
-        assert not found["out"][:, :, dead].any()
-        assert (found["lse"][:, :, dead] == -torch.inf).all()
+        assert not computed["out"][:, :, dead].any()
+        assert (computed["lse"][:, :, dead] == -torch.inf).all()
         for name, side in (("dq", dead), ("dk", slice(0, 300)), ("dv", slice(410, None))):
-            assert name not in found or not found[name][:, :, side].any()
+            assert name not in computed or not computed[name][:, :, side].any()
 
 
 @pytest.mark.parametrize(("n_q", "n_kv", "batch"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 1)])
 def test_nothing_at_all(n_q, n_kv, batch):
     attn = compiled(mc.causal())
     q, k, v, dout = tensors(n_q, n_kv, 64, torch.bfloat16, batch=batch)
-    found = called(attn, q, k, v, dout if BACKWARD else None)
-    assert not found["out"].any()
-    assert (found["lse"] == -torch.inf).all()
+    computed = called(attn, q, k, v, dout if BACKWARD else None)
+    assert not computed["out"].any()
+    assert (computed["lse"] == -torch.inf).all()
     for name, x in (("dq", q), ("dk", k), ("dv", v)):
-        assert name not in found or (found[name].shape == x.shape and not found[name].any())
+        assert name not in computed or (
+            computed[name].shape == x.shape and not computed[name].any()
+        )
 
 
 def test_masks_by_head_and_tables_by_head():
@@ -222,18 +217,6 @@ def test_documents_by_sequence(dim):
 
 
 # ------------------------------------------------------------------ features, heads, strides
-
-FEATURES = {
-    "softcap": ((), {"softcap": 2.5}),
-    "alibi": (("alibi_slopes",), {}),
-    "sinks": (("sink_logits",), {}),
-    "all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5}),
-    "negative scale": ((), {"scale": -0.3}),
-    "zero scale": ((), {"scale": 0.0}),
-    "small scale": ((), {"scale": 1e-6}),
-    "negative scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": -0.3}),
-    "zero scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": 0.0}),
-}
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -301,9 +284,9 @@ def test_views(dim, mode):
     made = tensors(333, 400, dim, torch.bfloat16, 1)
     whole = check(attn, made, live, deterministic=True)
     for view in (as_bshd, inside):
-        found = check(attn, [view(x) for x in made], live, deterministic=True)
+        computed = check(attn, [view(x) for x in made], live, deterministic=True)
         for name, x in whole.items():
-            assert torch.equal(found[name], x), (view.__name__, name)
+            assert torch.equal(computed[name], x), (view.__name__, name)
     assert called(attn, *map(as_bshd, made[:3]))["out"].transpose(1, 2).is_contiguous()
 
 
@@ -357,7 +340,7 @@ def test_long_sequences(n):
     mask = mc.causal() & (mc.sinks(3) | mc.window(300))
     attn = compiled(mask, 64)
     q, k, v, dout = tensors(n, n, 64, torch.bfloat16, 5, batch=1, heads=2, kv_heads=1)
-    found = called(attn, q, k, v, dout if BACKWARD else None)
+    computed = called(attn, q, k, v, dout if BACKWARD else None)
     sides = [{}, {}]
     for kind, side in zip((torch.float64, torch.bfloat16), sides, strict=True):
         for first in range(0, n, 4096):
@@ -370,10 +353,10 @@ def test_long_sequences(n):
                 if name.startswith("size of "):
                     side[name] = torch.maximum(side.get(name, x), x)
                     continue
-                blank = torch.zeros_like(found[name], dtype=torch.float64)
+                blank = torch.zeros_like(computed[name], dtype=torch.float64)
                 where = keys if name in ("dk", "dv") else rows
                 side.setdefault(name, blank).index_add_(2, where, x.double())
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 def test_offsets_beyond_two_to_the_31():
@@ -387,6 +370,6 @@ def test_offsets_beyond_two_to_the_31():
     for place, x in enumerate(tensors(n, n, 64, torch.bfloat16, 7, kv_heads=HEADS)):
         view = storage.as_strided((2, HEADS, n, 64), (far, n * 64, 64, 1), place * size)
         made.append(view.copy_(x))
-    found = check(attn, made, live, deterministic=True)
+    computed = check(attn, made, live, deterministic=True)
     for name, x in check(attn, [y.clone() for y in made], live, deterministic=True).items():
-        assert torch.equal(x, found[name]), name
+        assert torch.equal(x, computed[name]), name

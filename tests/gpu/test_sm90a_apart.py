@@ -4,28 +4,13 @@ up, so that bits are the same on every run."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.sizes import Sizes
 from maskc.dispatch.launch_plan import few_pairs
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    SIZES,
-    check,
-    compiled,
-    freed,  # noqa: F401
-    half,
-    modes,
-    needs_backward,
-    needs_hopper,
-    same_bits,
-)
-
-needs_hopper()
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.hopper import SIZES, check, compiled, half, modes, needs_backward, same_bits
 
 MASKS = {
     "sinks and a window": mc.causal() & (mc.sinks(16) | mc.window(63)),
@@ -100,7 +85,7 @@ def test_features_and_heads(dim):
 @pytest.mark.parametrize("dim", [64, 128])
 @needs_backward
 def test_what_calls_take_it(dim):
-    """Of its own accord, for short rows: deterministic or not."""
+    """Calls with short rows take it without being told: deterministic or not."""
     mask, n = MASKS["sinks and a window"], 4096
     attn = compiled(mask, dim)
     made = tensors(n, n, dim, torch.bfloat16, batch=1, heads=2, kv_heads=1)
@@ -111,7 +96,7 @@ def test_what_calls_take_it(dim):
 
 @needs_backward
 def test_a_part_that_joins():
-    """Masks in parts: what later parts make of dq is added to what is there."""
+    """Masks in parts: later parts add their dq to that of earlier ones."""
     mask = mc.causal() & (mc.window(63) | mc.where(lambda q, k: (q - k) % 64 == 0))
     attn = compiled(mask, 64)
     check(attn, tensors(5000, 5000, 64, torch.bfloat16), live_pairs(mask, 5000, 5000))

@@ -9,32 +9,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import DataRange, DataShape
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support import cases  # noqa: E402
-from tests.support.documents import (  # noqa: E402
-    lengths_on_device,
-    lengths_on_host,
-    neighbours_change_no_bit,
-)
-from tests.support.exact_attention import DEVICE, called, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    DIMS,
-    check,
-    compiled,
-    freed,  # noqa: F401
-    nan_memory,
-    needs_hopper,
-    no_waiting,
-)
-
-needs_hopper()
+from tests.support import cases
+from tests.support.documents import lengths_on_device, lengths_on_host, neighbours_change_no_bit
+from tests.support.exact_attention import DEVICE, called, tensors
+from tests.support.hopper import DIMS, check, compiled, nan_memory, no_waiting
 
 MASKS = cases.masks(cases.DOCUMENTS, cases.CARD)
 
@@ -84,9 +67,9 @@ def test_the_host_gives_the_same_bits(name, kind):
         assert not listed(attn)
         dtype = ["int32", "int64"][number % 2]
         with nan_memory():
-            found = called(attn, *made, {"doc": on_device(doc, dtype)}, deterministic=True)
+            results = called(attn, *made, {"doc": on_device(doc, dtype)}, deterministic=True)
         assert listed(attn)
-        assert not alike(found, want), (batch, n)
+        assert not alike(results, want), (batch, n)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -110,9 +93,9 @@ def test_features():
     made = tensors(900, 900, 64, torch.float16, 5)
     attn = compiled(MASKS["causal"], 64, "float16")
     want = called(attn, *made, {"doc": doc}, deterministic=True, **features)
-    found = called(attn, *made, {"doc": on_device(doc)}, deterministic=True, **features)
+    results = called(attn, *made, {"doc": on_device(doc)}, deterministic=True, **features)
     assert listed(attn)
-    assert not alike(found, want)
+    assert not alike(results, want)
 
 
 def test_queries_and_keys_of_their_own():
@@ -123,9 +106,9 @@ def test_queries_and_keys_of_their_own():
         of_q, of_k = rng.integers(0, 3, n_q), np.sort(rng.integers(0, 3, (2, n_kv)))
         want = called(attn, *made, {"doc": (of_q, of_k)}, deterministic=True)
         pair = on_device(of_q), on_device(of_k, "int64")
-        found = called(attn, *made, {"doc": pair}, deterministic=True)
+        results = called(attn, *made, {"doc": pair}, deterministic=True)
         assert listed(attn)
-        assert not alike(found, want)
+        assert not alike(results, want)
 
 
 def test_cumulative_lengths():
@@ -164,7 +147,7 @@ def test_neighbours_change_no_bit(name, dim):
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("name", ["full", "causal", "window", "sinks"])
 def test_neighbours_change_no_bit_of_short_documents(name, dim):
-    """In the smaller tiles that the promised length asks for, on the device and on the host."""
+    """In the smaller tiles that the promised length needs, on the device and on the host."""
     on_both = [partial(where, most=80) for where in (lengths_on_device, lengths_on_host)]
     neighbours_change_no_bit(
         compiled(MASKS[name], dim), dim, (1, 37, 64, 80), lambda own: on_both[0]([own]),
@@ -214,14 +197,14 @@ def test_a_graph_reads_new_documents():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = called(attn, *made, {"doc": doc}, deterministic=True)
+        results = called(attn, *made, {"doc": doc}, deterministic=True)
     for seed, kind in enumerate(["short", "packed", "any", "packed"], start=1):
         other = ids(kind, 2, 900, seed)
         doc.copy_(on_device(other))
         graph.replay()
         want = called(attn, *made, {"doc": other}, deterministic=True)
         torch.cuda.synchronize()
-        assert not alike(found, want), kind
+        assert not alike(results, want), kind
 
 
 def test_streams_at_the_same_time():
@@ -250,9 +233,9 @@ def test_cupy():
     given = [cupy.from_dlpack(x) for x in made]
     want = called(attn, *made, {"doc": doc}, deterministic=True)
     for other in (cupy.asarray(doc.astype("i8")), on_device(doc)):
-        found = called(attn, *given, {"doc": other}, deterministic=True)
+        results = called(attn, *given, {"doc": other}, deterministic=True)
         assert listed(attn)
-        assert all(cupy.array_equal(cupy.from_dlpack(x), found[name]) for name, x in want.items())
+        assert all(cupy.array_equal(cupy.from_dlpack(x), results[name]) for name, x in want.items())
 
 
 def test_autograd():
@@ -280,9 +263,9 @@ def test_what_is_wrong_is_spoilt_and_said(case):
         }[case]  # fmt: skip
         bad = mc.cu_seqlens(on_device(ends), max_seqlen=80 if case == "longer" else None)
     want = called(attn, *made, {"doc": good}, deterministic=True)
-    found = attn(*made[:3], return_lse=True, doc=bad)
+    results = attn(*made[:3], return_lse=True, doc=bad)
     torch.cuda.synchronize()
-    assert all(x.isnan().all() for x in found)
+    assert all(x.isnan().all() for x in results)
     with pytest.raises(DataRange, match="an earlier call"):
         called(attn, *made, {"doc": good})
     gradients = attn.backward(*made[:3], want["out"], want["lse"], made[3], doc=bad)
@@ -314,7 +297,7 @@ def test_checked_lists_are_the_same(monkeypatch):
     monkeypatch.setenv("MASKC_CHECK", "1")
     attn, doc = compiled(MASKS["sinks"], 64), ids("packed", 2, 300)
     made = tensors(300, 300, 64, torch.bfloat16)
-    found = called(attn, *made, {"doc": on_device(doc)}, deterministic=True)
+    results = called(attn, *made, {"doc": on_device(doc)}, deterministic=True)
     assert listed(attn)
     monkeypatch.delenv("MASKC_CHECK")
-    assert not alike(called(attn, *made, {"doc": on_device(doc)}, deterministic=True), found)
+    assert not alike(called(attn, *made, {"doc": on_device(doc)}, deterministic=True), results)

@@ -7,22 +7,8 @@ from pathlib import Path
 import pytest
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402, F401
-    check,
-    compiled,
-    freed,
-    half,
-    modes,
-    needs_hopper,
-    replayed_alike,
-)
-
-needs_hopper()
+from tests.support.exact_attention import live_pairs, tensors, vectors
+from tests.support.hopper import check, compiled, half, modes, replayed_alike
 
 PATTERNS = Path(__file__).parents[2] / "patterns"
 

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.core.errors import DataRange  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402, F401
-    TARGET,
-    check,
-    freed,
-    half,
-    in_parts,
-    needs_hopper,
-    no_waiting,
-    same_bits,
-)
-
-needs_hopper()
+from maskc.core.errors import DataRange
+from maskc.runtime import CompiledMask
+from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors
+from tests.support.hopper import TARGET, check, half, in_parts, no_waiting, same_bits
 
 IDS = sorted(np.random.default_rng(0).choice(1500, 40, replace=False).tolist())
 MASKS = {
@@ -84,7 +70,7 @@ def test_flags_that_stay_on_the_device(dtype, shared):
     flags = np.random.default_rng(0).random((2, n)) < 0.01
     flags = flags[:1].repeat(2, 0) if shared else flags
     attn, made = in_parts(mask), tensors(n, n, 64, half("bfloat16"), batch=2)
-    live = torch.tensor(np.stack([mask.dense(n, g=own) for own in flags]), device=DEVICE)[:, None]
+    live = torch.tensor(np.stack([mask.dense(n, g=flag) for flag in flags]), device=DEVICE)[:, None]
     given = torch.tensor(flags[0] if shared else flags, device=DEVICE).to(dtype)
     check(attn, made, live, {"g": given})
     check(attn, made, live, {"g": given}, **vectors(["alibi_slopes"], made[0].shape[1]))

@@ -4,24 +4,11 @@ the main launch, not added up."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    DIMS,
-    check,
-    compiled,
-    freed,  # noqa: F401
-    modes,
-    needs_backward,
-    needs_hopper,
-)
-
-needs_hopper()
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.hopper import DIMS, check, compiled, modes, needs_backward
 
 
 @pytest.mark.parametrize("form", ["large", "small"])

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import check, compiled, freed, half, modes, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE, called, live_pairs, tensors, vectors
+from tests.support.hopper import check, compiled, half, modes
 
 MASKS = {
     "causal": mc.causal(),

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402, F401
-    check,
-    compiled,
-    freed,
-    half,
-    needs_hopper,
-    replayed_alike,
-)
-from tests.support.residues import run_in_classes  # noqa: E402
-
-needs_hopper()
+from tests.support.exact_attention import live_pairs, tensors, vectors
+from tests.support.hopper import check, compiled, half, replayed_alike
+from tests.support.residues import run_in_classes
 
 SLASHES = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
 MASKS = {

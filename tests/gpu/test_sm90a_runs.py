@@ -8,17 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import Misaligned, NotAddressable, NotContiguous
 from maskc.runtime.launch import kernels
-
-PATTERNS = Path(__file__).parents[2] / "patterns"
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import (  # noqa: E402
+from tests.support.exact_attention import (
     DEVICE,
     called,
     live_pairs,
@@ -27,21 +22,19 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import (  # noqa: E402
+from tests.support.hopper import (
     BACKWARD,
     BAND,
     DIMS,
     WAYS,
     check,
     compiled,
-    freed,  # noqa: F401
     modes,
     nan_memory,
     needs_backward,
-    needs_hopper,
 )
 
-needs_hopper()
+PATTERNS = Path(__file__).parents[2] / "patterns"
 
 
 # ------------------------------------------------------------------ poison
@@ -60,11 +53,11 @@ def test_dead_tiles_are_never_read(dim, mode):
     dirty = clean[3] if BACKWARD else None
     want = called(attn, *clean[:3], dirty, deterministic=True)
     with nan_memory():
-        found = called(
+        computed = called(
             attn, *poisoned[:3], poisoned[3] if BACKWARD else None, deterministic=True
         )  # fmt: skip
     for name, x in want.items():
-        assert torch.equal(found[name], x), name
+        assert torch.equal(computed[name], x), name
         assert not x.isnan().any(), name
 
 
@@ -171,7 +164,7 @@ def test_a_sequence_ignores_its_batch(dim, mode):
 @pytest.mark.parametrize("most_tiles", [256, 2])
 @pytest.mark.parametrize("dim", DIMS)
 def test_deterministic_backward_repeats(dim, most_tiles):
-    """A hundred times, now and then beside other work."""
+    """A hundred times, now and then during other work."""
     mask = mc.causal() & (mc.window(300) | mc.strided(5))
     attn = compiled(mask, dim, most_tiles=most_tiles)
     q, k, v, dout = tensors(1000, 1000, dim, torch.bfloat16, 1, heads=8)
@@ -184,9 +177,9 @@ def test_deterministic_backward_repeats(dim, most_tiles):
             with torch.cuda.stream(side):
                 other @ other
         with nan_memory():
-            found = attn.backward(q, k, v, out, lse, dout, deterministic=True, **extra)
-        want = want or found
-        assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True)), turn
+            gradients = attn.backward(q, k, v, out, lse, dout, deterministic=True, **extra)
+        want = want or gradients
+        assert all(torch.equal(x, y) for x, y in zip(gradients, want, strict=True)), turn
     torch.cuda.synchronize()
 
 
@@ -219,8 +212,8 @@ def captured(attn, *given_tensors):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = both(attn, *given_tensors)
-    return graph, found
+        computed = both(attn, *given_tensors)
+    return graph, computed
 
 
 def same(found, want):
@@ -240,9 +233,9 @@ def test_streams(mode):
         torch.cuda._sleep(50_000_000)
         for x, y in zip(late, made, strict=True):
             x.copy_(y)
-        found = both(attn, *late)
+        computed = both(attn, *late)
     stream.synchronize()
-    assert same(found, want)
+    assert same(computed, want)
 
 
 def enqueued(attn, made, place):
@@ -355,8 +348,8 @@ def test_many_lengths_one_binary(monkeypatch):
     monkeypatch.setattr(kernels, "build", refused)
     for n in range(1, 601, 6):
         made = tensors(n, n + n % 5, 64, torch.bfloat16, n)
-        found = called(attn, *made[:3], made[3] if BACKWARD else None, data={"w": n // 2})
-        assert found["out"].isfinite().all()
+        computed = called(attn, *made[:3], made[3] if BACKWARD else None, data={"w": n // 2})
+        assert computed["out"].isfinite().all()
         if n % 25 == 1:
             check(attn, made, live_pairs(mask, n, n + n % 5, {"w": n // 2}), {"w": n // 2})
     assert set(attn.all_reports) == built
@@ -402,13 +395,13 @@ def test_tokens_without_a_stride(monkeypatch):
     q, k, v, dout = tensors(200, 200, 64, torch.bfloat16)
     one = k[:, :, :1].expand(k.shape)
     live = live_pairs(mc.causal(), 200, 200)
-    found = called(attn, q, one, v)
+    computed = called(attn, q, one, v)
     assert "sm_80" in {source for source, _ in modes(attn)}
     sides = [
         results(q, one, v, dout, live, kind, backward=False) for kind in (torch.float64, q.dtype)
     ]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
     if BACKWARD:
-        out, lse = found["out"], found["lse"]
+        out, lse = computed["out"], computed["lse"]
         call = lambda: attn.backward(q, one, v, out, lse, dout)  # noqa: E731
         refuses(monkeypatch, NotAddressable, call, "k")

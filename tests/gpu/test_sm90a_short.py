@@ -8,23 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    WAYS,
-    check,
-    compiled,
-    freed,  # noqa: F401
-    modes,
-    needs_hopper,
-)
-
-needs_hopper()
+from tests.support.exact_attention import called, live_pairs, tensors
+from tests.support.hopper import WAYS, check, compiled, modes
 
 SHORT = {
     "blocks of 16": mc.block_diagonal(16),

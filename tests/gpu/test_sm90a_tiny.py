@@ -7,25 +7,12 @@ more cases are in tests/unit/test_tiny_emulated.py.
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support import cases  # noqa: E402
-from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    check,
-    compiled,
-    freed,  # noqa: F401
-    half,
-    modes,
-    needs_hopper,
-    same_bits,
-)
-
-needs_hopper()
+from tests.support import cases
+from tests.support.exact_attention import live_pairs, tensors, vectors
+from tests.support.hopper import check, compiled, half, modes, same_bits
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", "exclusive_dq")
 ALONE, MASKS = (cases.masks(table, cases.CARD) for table in (cases.TINY_ALONE, cases.TINY))

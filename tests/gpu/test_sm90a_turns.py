@@ -5,24 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.layout.work.deterministic_order import HELD  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, tensors  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
-    check,
-    compiled,
-    freed,  # noqa: F401
-    needs_backward,
-    needs_hopper,
-)
-
-needs_hopper()
+from maskc.core.errors import TooFewMultiprocessors
+from maskc.layout.work.deterministic_order import HELD
+from tests.support.exact_attention import called, live_pairs, tensors
+from tests.support.hopper import check, compiled, needs_backward
 
 MASK = mc.block_table("t", 128)
 FORMS = [(64, "large"), (64, "small"), (96, "large"), (128, "large"), (128, "small"), (256, None)]
@@ -44,10 +33,10 @@ def test_right(dim, mode):
     for data in (table(0.5, 9), table(0.5, 9, (4,))):
         live = live_pairs(MASK, 1100, 1030, data, heads=4)
         made = tensors(1100, 1030, dim, torch.bfloat16, batch=2, **heads)
-        found = check(attn, made, live, data, deterministic=True)
+        results = check(attn, made, live, data, deterministic=True)
         again = called(attn, *made, data=data, deterministic=True)
         assert both_ways(attn)
-        assert all(torch.equal(again[name], x) for name, x in found.items())
+        assert all(torch.equal(again[name], x) for name, x in results.items())
 
 
 @pytest.fixture
@@ -84,9 +73,9 @@ def test_a_stream_with_too_few_multiprocessors_is_refused(few_multiprocessors):
     with torch.cuda.stream(few_multiprocessors):
         with pytest.raises(TooFewMultiprocessors, match=r"needs 128 .* may use 16\n"):
             called(attn, q, k, v, dout, data=data, deterministic=True)
-        found = called(attn, q, k, v, dout, data=data)
+        results = called(attn, q, k, v, dout, data=data)
     torch.cuda.synchronize()
-    assert torch.equal(found["out"], wanted["out"])
+    assert torch.equal(results["out"], wanted["out"])
 
 
 @pytest.mark.parametrize(("dim", "mode"), FORMS)

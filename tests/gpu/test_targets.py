@@ -1,24 +1,14 @@
-"""What other files try on one target alone, on all that the card has: against fp64, both passes."""
+"""Cases of other files on all targets that the card has: against fp64, both passes."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    DEVICE,
-    called,
-    live_pairs,
-    results,
-    tensors,
-    wrong,
-)
-from tests.support.residues import run_in_classes  # noqa: E402
+from maskc.runtime.launch.sequence import PartedPlan
+from tests.support.exact_attention import DEVICE, called, live_pairs, results, tensors, wrong
+from tests.support.residues import run_in_classes
 
 CAUSAL, BF16 = mc.causal(), torch.bfloat16
 SLASHES = CAUSAL & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
@@ -91,8 +81,8 @@ def test_formulas_with_tables(tables, target):
     made = tensors(n, n, 64, BF16)
     q, k, v = (x.requires_grad_() for x in made[:3])
     attn = CAUSAL.compile(64, target=target, score=score)
-    found = attn(q, k, v, bias=bias)
-    gradients = torch.autograd.grad(found, (q, k, v, bias), made[3])
+    out = attn(q, k, v, bias=bias)
+    gradients = torch.autograd.grad(out, (q, k, v, bias), made[3])
     far = torch.arange(n, device=DEVICE)[:, None] - torch.arange(n, device=DEVICE)
     added = bias[:, far + most][None] if tables == "relative" else bias
     keys, values = (x.double().repeat_interleave(2, 1) for x in (k, v))
@@ -101,7 +91,7 @@ def test_formulas_with_tables(tables, target):
     right = weights @ values
     exact = torch.autograd.grad(right, (q, k, v, bias), made[3].double())
     for name, one, two in zip(
-        ("out", "dq", "dk", "dv", "bias"), (found, *gradients), (right, *exact), strict=True
+        ("out", "dq", "dk", "dv", "bias"), (out, *gradients), (right, *exact), strict=True
     ):
         assert (one - two).abs().max() <= 0.02 * max(1.0, two.abs().max().item()), name
 

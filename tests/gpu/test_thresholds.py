@@ -4,13 +4,10 @@ fp64, and what only a card can tell."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-
-from tests.support.chosen_keys import (  # noqa: E402
+from tests.support.chosen_keys import (
     BOTH,
     PASSES,
     TARGETS,
@@ -20,10 +17,7 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_nans,
     check_passes,
 )
-from tests.support.exact_attention import DEVICE, tensors  # noqa: E402
-from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
-
-needs_hopper()
+from tests.support.exact_attention import DEVICE, tensors
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,20 +8,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 import maskc as mc
+from maskc.core.attention_call import DEFAULTS
+from maskc.integrations.torch import handles
+from maskc.integrations.torch.keywords import packed_call
 from maskc.runtime import GeneratedMask
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-
-from maskc.core.attention_call import DEFAULTS  # noqa: E402
-from maskc.integrations.torch import handles  # noqa: E402
-from maskc.integrations.torch.keywords import packed_call  # noqa: E402
-from tests.support.hopper import needs_hopper, no_waiting  # noqa: E402
-
-needs_hopper()
+from tests.support.hopper import no_waiting
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 MASKS = {

@@ -235,9 +235,7 @@ TEXTS = {
     ),
     "MC424": (
         lambda: through_torch(
-            None,
-            None,
-            AttentionCall(*[torch().zeros(1)] * 3, CallOptions(sink_logits=sharded())),
+            None, None, AttentionCall(*[torch().zeros(1)] * 3, CallOptions(sink_logits=sharded()))
         ),
         "MC424 sink_logits  sink_logits is a DTensor\n"
         "    hint: pass sink_logits.full_tensor(), or sink_logits.to_local() where this rank needs "

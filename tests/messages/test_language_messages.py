@@ -31,7 +31,7 @@ def cases() -> dict[str, tuple[str, str]]:
 
 
 def answer(body: str) -> str:
-    """What loading a file bad.py of this body in the working directory says."""
+    """Load a file bad.py of this body in the working directory, and return the error's text."""
     Path("bad.py").write_text(f"import maskc as mc\n\n{body}\n")
     linecache.clearcache()
     try:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from maskc.core.errors import MaskcError
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tests.support import models  # noqa: E402
+from tests.support import models
 
 pytestmark = models.QUIET
 

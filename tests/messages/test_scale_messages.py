@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import MaskcError, RankLost, RankRefused, RanksDisagree
 from maskc.distributed import plan
-
-torch = pytest.importorskip("torch")
 
 HEADS = (4, 2, 64)
 
@@ -142,7 +141,7 @@ def test_text(name: str):
 
 
 def test_of_several_ranks():
-    """What ranks say of each other; test_distributed_gloo.py makes them say it."""
+    """Messages of ranks about each other; test_distributed_gloo.py makes them say it."""
     other = RanksDisagree("the plan", "rank 0 has another one than 1, 3", at="plan")
     assert str(other) == (
         "MC703 plan  ranks disagree about the plan: rank 0 has another one than 1, 3\n"

@@ -1,4 +1,4 @@
-"""What random masks answer: every head and sequence, and what tells two masks apart."""
+"""Answers of random masks: every head and sequence, and what tells two masks apart."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_head_and_sequence_is_counted(data, mask, sizes, batch):
             assert dense.shape == sizes
             assert mask.count(*sizes, **one) == dense.sum()
             if min(sizes):
-                found = mask.layout(*sizes, block=(1, 1), **one).to_dense()
-                assert np.array_equal(found > 0, dense)
+                tiles = mask.layout(*sizes, block=(1, 1), **one).to_dense()
+                assert np.array_equal(tiles > 0, dense)
     try:
         alone = mask.layout(*sizes, block=(1, 1), n_heads=HEADS, **given_data)
     except OneOfSeveral:
@@ -49,12 +49,12 @@ def test_every_head_and_sequence_is_counted(data, mask, sizes, batch):
 def test_the_first_difference_with_given_data(data, a, b, sizes):
     given_data = data.draw(data_for(a | b, *sizes))
     one, other = (mask.dense(*sizes, **own(mask, given_data)) for mask in (a, b))
-    found = mc.diff(a, b, n_q=sizes[0], n_kv=sizes[1], **given_data)
+    difference = mc.diff(a, b, n_q=sizes[0], n_kv=sizes[1], **given_data)
     apart = np.argwhere(one != other)
-    assert (found is None) == (len(apart) == 0)
-    if found is not None:
-        assert (found.q, found.k, found.pairs) == (*apart[0], len(apart))
-        assert found.kept_by == ("a" if one[found.q, found.k] else "b")
+    assert (difference is None) == (len(apart) == 0)
+    if difference is not None:
+        assert (difference.q, difference.k, difference.pairs) == (*apart[0], len(apart))
+        assert difference.kept_by == ("a" if one[difference.q, difference.k] else "b")
 
 
 @QUICK
@@ -62,17 +62,18 @@ def test_the_first_difference_with_given_data(data, a, b, sizes):
 def test_answers_agree_with_each_other_and_with_data(data, a, b, sizes):
     answer = a.equals(b)
     try:
-        found = mc.diff(a, b)
+        difference = mc.diff(a, b)
     except Undecided:
         assert answer is None
     else:
-        assert answer is (found is None)
-        if found is not None:
+        assert answer is (difference is None)
+        if difference is not None:
             sides = [
-                mask.dense(found.n_q, found.n_kv, **own(mask, found.data)) for mask in (a, b)
+                mask.dense(difference.n_q, difference.n_kv, **own(mask, difference.data))
+                for mask in (a, b)
             ]  # fmt: skip
-            assert [side[found.q, found.k] for side in sides] == [
-                found.kept_by == "a", found.kept_by == "b",
+            assert [side[difference.q, difference.k] for side in sides] == [
+                difference.kept_by == "a", difference.kept_by == "b",
             ]  # fmt: skip
     if answer is True:
         given_data = data.draw(data_for(a | b, *sizes))

@@ -41,7 +41,8 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
 @settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 16), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(seed, parts):
-    """As users test theirs: lengths, data, options, strides and both passes are drawn again."""
+    """Check masks as users check theirs: lengths, data, options, strides and both passes are drawn
+    again."""
     mask = mc.per_head(parts)
     assume(arrays_read(mask) <= MAX_ARRAYS)
     options = {"head_dim": 20, "dtype": "float32", "target": "cpu"}

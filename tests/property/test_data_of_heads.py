@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
 from tests.support.thorough import examples
-
-torch = pytest.importorskip("torch")
 
 B, H, HKV, DIM = 2, 4, 2, 8
 AT = mc.positions(q="pq", k="pk")

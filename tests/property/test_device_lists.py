@@ -9,6 +9,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,6 @@ from maskc.layout import beside_documents, build, document_lists
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
 
 CAUSAL, HEADS, N = mc.causal(), 4, 330
 SEEDS = st.integers(0, 1 << 30)
@@ -84,7 +83,8 @@ def passes():
 
 
 def wrong_tiles(made: Made, side: int, live: np.ndarray) -> list[str]:
-    """What is wrong with lists of `live` bool [lists, n_q, n_kv], whose tiles are tile columns."""
+    """Return the mistakes in lists of `live` bool [lists, n_q, n_kv], whose tiles are tile
+    columns."""
     found, tile = [], tuple(made.numbers.tile)
     lines = made.counts_and_words(side)
     pairs, (own, other) = (live, tile) if side == 0 else (live.swapaxes(1, 2), tile[::-1])

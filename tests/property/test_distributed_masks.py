@@ -116,7 +116,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
             buffer[copy.place : copy.place + copy.count] = own[
                 copy.source : copy.source + copy.count
             ]
-        came = [x for each in layer.receives(rank) for x in range(each.start, each.stop)]
+        came = [x for receive in layer.receives(rank) for x in range(receive.start, receive.stop)]
         places = [x for first, count in work.came.stretches for x in range(first, first + count)]
         buffer[places] = came
         for call in work.calls:

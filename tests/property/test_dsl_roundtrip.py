@@ -104,8 +104,8 @@ def test_the_algebra_is_set_algebra(
 
     def matrix(mask: mc.Mask) -> np.ndarray:
         needed = {n: v for n, v in given_data.items() if n in _names(mask)}
-        found = dense(mask, n_q, n_kv, n_heads=HEADS, **needed)
-        return np.broadcast_to(found, (HEADS, n_q, n_kv))
+        dense_mask = dense(mask, n_q, n_kv, n_heads=HEADS, **needed)
+        return np.broadcast_to(dense_mask, (HEADS, n_q, n_kv))
 
     a, b = matrix(left), matrix(right)
     assert np.array_equal(matrix(left & right), a & b)

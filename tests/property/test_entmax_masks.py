@@ -70,9 +70,9 @@ def test_random_masks_forward_and_backward(path, data, parts):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             out, lse = attn(q, k, v, return_lse=True, **call)
-            found = attn.backward(q, k, v, out, lse, dout, **call)
+            gradients = attn.backward(q, k, v, out, lse, dout, **call)
         alpha_used = 1 + float(np.float32(alpha - 1))
         problem = Problem(q, k, v, dense, dout, alpha_used, options)
         problem.check_forward(out, lse)
         names = ["dq", "dk", "dv", *(["dalibi"] if "alibi_slopes" in options else [])]
-        problem.check_backward(dict(zip(names, found, strict=True)))
+        problem.check_backward(dict(zip(names, gradients, strict=True)))

@@ -1,4 +1,4 @@
-"""Masks of the whole language mean what they say.
+"""Masks of the whole language mean what they say, and their kernels compute it.
 
 `python -m tests.support.fuzz_language` draws more of them.
 """
@@ -43,3 +43,4 @@ def test_a_wrong_meaning_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fuzz(1, range(2), relations=0)
     assert {fault.what for fault in run.faults} >= {"dense: wrong", "count: wrong"}
     assert run.faults[-1].again == "--seed 1 --only 1"
+    assert {fault.what for fault in fuzz(1, [1], calls=3).faults} == {"call: wrong"}

@@ -205,7 +205,7 @@ def test_rows_in_stretches(keep: Expr, grid: tuple[int, int, TileShape]) -> None
 
 @st.composite
 def scattered(draw: st.DrawFn) -> Expr:
-    """Ids of queries and keys compared in no order, or a table, beside something else."""
+    """Ids of queries and keys compared in no order, or a table, combined with something else."""
     name, size = draw(st.sampled_from([("vector", 37), ("sorted", 29)]))
     sides = [E.mod(E.Load(name, (E.mod(axis, size),)), draw(st.sampled_from([2, 5, 9, 40])))
              for axis in (E.Q, E.K)]  # fmt: skip

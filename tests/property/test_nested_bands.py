@@ -57,7 +57,7 @@ def keys_of(band: Band, n_q: int, n_kv: int) -> np.ndarray:
 
 
 def keys_of_lattice(of: Lattice, n_q: int, n_kv: int) -> np.ndarray:
-    """How often each pair comes from coordinates."""
+    """Count how often each pair comes from coordinates."""
     reach = np.arange(-n_q - n_kv - 2, n_q + n_kv + 2)
     t_q, t_k = reach[:, None], reach[None]
     live = np.zeros((n_q, n_kv), int)

@@ -50,12 +50,12 @@ def grid(keep: E.Expr, env: dict[str, object]) -> np.ndarray:
 def classes(dense: np.ndarray, tile: TileShape) -> np.ndarray:
     """0 empty, 1 partial, 2 full, by looking at every pair."""
     rows, columns = -(-dense.shape[0] // tile.q), -(-dense.shape[1] // tile.k)
-    found = np.zeros((rows, columns), dtype=np.uint8)
+    array = np.zeros((rows, columns), dtype=np.uint8)
     for i in range(rows):
         for j in range(columns):
             block = dense[i * tile.q : (i + 1) * tile.q, j * tile.k : (j + 1) * tile.k]
-            found[i, j] = 2 if block.all() else int(block.any())
-    return found
+            array[i, j] = 2 if block.all() else int(block.any())
+    return array
 
 
 @SLOW
@@ -107,8 +107,8 @@ def test_layout_is_exact(data, mask, sizes, shape):
     ir = driver.lowered(mask)
     env = bound(ir, n_q, n_kv, given_data, emptied(mask)[1])
     expected = classes(grid(ir.keep, env), tile)
-    found = mask.layout(n_q, n_kv, block=shape, **given_data)
-    assert (found.to_dense() == expected).all()
+    layout = mask.layout(n_q, n_kv, block=shape, **given_data)
+    assert (layout.to_dense() == expected).all()
     by_numbers = replace(layout_recipe(ir.keep, tile), loops=None)
     assert (build(by_numbers, n_q, n_kv, env, env).to_dense() == expected).all()
 

@@ -31,7 +31,7 @@ class Call:
     data: dict[str, object] = field(default_factory=dict)
     """The mask's own."""
     ranking: dict[str, np.ndarray] = field(default_factory=dict)
-    """What selections rank by."""
+    """Scores that selections rank by."""
 
     @property
     def keep(self) -> np.ndarray:
@@ -40,12 +40,16 @@ class Call:
         tensors = {"q": self.q, "k": self.k, **self.ranking}
         if "scores" in self.ranking:
             tensors = {"scores": self.ranking["scores"]}
-        found = self.mask.dense(
+        dense_mask = self.mask.dense(
             n_q, self.k.shape[2], n_heads=heads, heads_kv=self.k.shape[1], **self.data, **tensors
         )
-        missing = 4 - found.ndim
-        shape = (batch, 1, *found.shape[1:]) if missing and len(found) == batch else found.shape
-        return np.broadcast_to(found.reshape(shape), (batch, heads, n_q, self.k.shape[2]))
+        missing = 4 - dense_mask.ndim
+        shape = (
+            (batch, 1, *dense_mask.shape[1:])
+            if missing and len(dense_mask) == batch
+            else dense_mask.shape
+        )
+        return np.broadcast_to(dense_mask.reshape(shape), (batch, heads, n_q, self.k.shape[2]))
 
 
 _JOINED = {
@@ -68,7 +72,7 @@ AMONG = {
 
 @dataclass(frozen=True)
 class Form:
-    """What decides the source of a mask, but for how many keys are chosen."""
+    """Everything that decides the source of a mask, except how many keys are chosen."""
 
     score: str
     among: str
@@ -147,7 +151,7 @@ def _as_defined(call: Call) -> None:
     attn = call.mask.compile(DIM, n_heads=HEADS, dtype="float32", target="cpu")
     out, lse = attn(call.q, call.k, call.v, return_lse=True, **call.data, **call.ranking)
     dout = np.cos(np.arange(out.size, dtype=np.float32)).reshape(out.shape)
-    found = attn.backward(call.q, call.k, call.v, out, lse, dout, **call.data, **call.ranking)
+    results = attn.backward(call.q, call.k, call.v, out, lse, dout, **call.data, **call.ranking)
     for b, keep in enumerate(call.keep):
         part = slice(b, b + 1)
         own = call.q[part], call.k[part], call.v[part]
@@ -155,7 +159,7 @@ def _as_defined(call: Call) -> None:
         assert np.abs(out[part] - expected).max() < 1e-5
         assert np.array_equal(np.isneginf(lse[part]), np.isneginf(expected_lse))
         wanted = gradients(*own, keep, dout[part])
-        for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
+        for name, gradient in zip(("dq", "dk", "dv"), results, strict=True):
             scale = max(1.0, np.abs(wanted[name]).max())
             assert np.abs(gradient[part] - wanted[name]).max() < 1e-5 * scale, name
 

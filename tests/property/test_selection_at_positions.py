@@ -93,13 +93,13 @@ def test_positions_of_every_head() -> None:
     ]
     more = {"score": "block_mean", "block": 4}
     mask = mc.topk(2, of=mc.causal(at=AT), at=AT, **more)
-    found = mask.dense(24, n_heads=H, heads_kv=HKV, q=q, k=k, pq=place, pk=place)
+    dense_mask = mask.dense(24, n_heads=H, heads_kv=HKV, q=q, k=k, pq=place, pk=place)
     for head in range(H):
         own = place[:, head]
         one = mask.dense(24, q=q[:, [head]], k=k[:, [head // 2]], pq=own, pk=own)
-        np.testing.assert_array_equal(found[0, head], one.reshape(24, 24))
+        np.testing.assert_array_equal(dense_mask[0, head], one.reshape(24, 24))
     out = mc.attention(q, k, v, mask, pq=place, pk=place)
-    np.testing.assert_allclose(out, attended(q, k, v, found), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out, attended(q, k, v, dense_mask), rtol=1e-4, atol=1e-4)
     together = mc.topk(2, of=mc.causal(at=AT), at=AT, share="all", **more)
     with pytest.raises(mc.MaskcError, match="MC303") as error:
         mc.attention(q, k, v, together, pq=place, pk=place)
@@ -112,11 +112,11 @@ def test_moba_of_packed_documents() -> None:
     q, k, v = (integers(rng, 1, heads, n, DIM) for heads in (H, HKV, HKV))
     place = np.concatenate([np.arange(length) for length in lengths])
     data = {"doc": mc.cu_seqlens(ends), "q_position": place, "k_position": place}
-    found = mc.attention(q, k, v, mc.patterns.moba(block=16, top=2, packed=True), **data)
+    out = mc.attention(q, k, v, mc.patterns.moba(block=16, top=2, packed=True), **data)
     for first, stop in pairwise(ends):
         cut = (np.ascontiguousarray(x[:, :, first:stop]) for x in (q, k, v))
         alone = mc.attention(*cut, mc.patterns.moba(block=16, top=2))
-        np.testing.assert_allclose(found[:, :, first:stop], alone, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out[:, :, first:stop], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_documents_around_a_selection_warn() -> None:

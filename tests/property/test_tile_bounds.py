@@ -52,7 +52,7 @@ def read(node: E.Load, index: tuple[Span, ...]) -> str:
     array = ARRAYS[node.array]
     rows, columns = (1, *array.shape)[-2:]
     spans = index if len(index) > 1 else (Span(0, 0), *index)
-    ends = ", ".join(str(end) for each in spans for end in each)
+    ends = ", ".join(str(end) for span in spans for end in span)
     return f"entries({node.array}, {columns}, {rows}, {ends})"
 
 

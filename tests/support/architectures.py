@@ -622,8 +622,8 @@ def _examine(architecture: str, gradients: bool) -> Outcome:
 
 def _without_part(outcome: Outcome) -> Any:
     """The implementations that an error names, with a part on other attention; else None."""
-    found = re.search(r"MC614.*attn_implementation=(\{.*\})", outcome.detail)
-    return ast.literal_eval(found[1]) if found and outcome.status == REFUSED else None
+    match = re.search(r"MC614.*attn_implementation=(\{.*\})", outcome.detail)
+    return ast.literal_eval(match[1]) if match and outcome.status == REFUSED else None
 
 
 def _compared(

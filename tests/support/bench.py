@@ -1,4 +1,4 @@
-"""One mask beside its rivals, as a suite's case would be."""
+"""One mask compared with its rivals, as a suite's case would be."""
 
 from __future__ import annotations
 

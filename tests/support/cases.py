@@ -51,6 +51,19 @@ CAUSAL = mc.causal()
 RANGES = [mc.full(), CAUSAL, mc.window(100, 20), mc.prefix(77)]
 """Masks whose tiles are ranges."""
 
+FEATURES = {
+    "softcap": ((), {"softcap": 2.5}),
+    "alibi": (("alibi_slopes",), {}),
+    "sinks": (("sink_logits",), {}),
+    "all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5}),
+    "negative scale": (("sink_logits",), {"scale": -0.3}),
+    "zero scale": ((), {"scale": 0.0}),
+    "small scale": ((), {"scale": 1e-6}),
+    "negative scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": -0.3}),
+    "zero scale, all": (("alibi_slopes", "sink_logits"), {"softcap": 2.5, "scale": 0.0}),
+}
+"""Inputs per head, and options, of calls."""
+
 # ------------------------------------------------------------------ lists of tiles from data
 
 N = 300

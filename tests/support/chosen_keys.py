@@ -106,11 +106,11 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
         attn = with_rules(attn, {"most_tiles": most_tiles}, {"most_tiles": most_tiles})
     rest = {"data": data, "deterministic": case.deterministic, **options}
     with nan_memory():
-        found = called(attn, q, k, v, dout, **rest)
+        computed = called(attn, q, k, v, dout, **rest)
     exact, rough = (
         results(q, k, v, dout, live, kind, **options) for kind in (torch.float64, q.dtype)
     )
-    assert not wrong(found, exact, rough)
+    assert not wrong(computed, exact, rough)
 
 
 def check_entmax(name, alpha=1.5, target="sm_90a", **options):
@@ -153,7 +153,7 @@ def check_counts(wanted, of, dim, n_q, n_kv, seed=0, dtype="bfloat16", target="s
     dout[..., 0] = 1
     live = torch.tensor(of.dense(n_q, n_kv).sum(-1).clip(max=wanted), device=DEVICE)
     attn = mc.topk(wanted, of).compile(dim, n_heads=q.shape[1], dtype=dtype, target=target)
-    found = called(attn, q, k, v, dout, scale=0.0)
-    assert torch.equal(found["lse"].exp().round().long(), live.expand(found["lse"].shape))
-    seen = found["dv"][..., 0].double().sum().item()
+    computed = called(attn, q, k, v, dout, scale=0.0)
+    assert torch.equal(computed["lse"].exp().round().long(), live.expand(computed["lse"].shape))
+    seen = computed["dv"][..., 0].double().sum().item()
     assert abs(seen / dout.sum().double().item() - 1) < 2e-3

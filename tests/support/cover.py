@@ -1,12 +1,17 @@
-"""Which tests `make test` runs: a greedy cover of what all of them reach, by cost.
+"""Which tests `make test` and CI run: a greedy cover of what all of them reach, by cost.
 
     pytest -p tests.support.cover --cover-to FILE ...   # measures, in one process
-    python -m tests.support.cover FILE ...              # chooses, and writes tests/golden/later.txt
+    python -m tests.support.cover FILE ...              # chooses, and writes the two lists
 
-What a test reaches: its own function, each value of its parameters, lines of the package, and each
-pair of a target and a feature that it builds a kernel of. Tests that cost little always run. Of the
-others those run that reach most for their cost, up to a budget. The list names the rest: `make
-test` leaves it out, `make test-all` and CI run it.
+What a test reaches: lines of the package, lines of emulated kernels by target, and each pair of a
+target and a feature that it builds a kernel of. Tests that cost little always run.
+
+tests/golden/nightly.txt names the cases that `make matrix` runs and CI does not: other cases reach
+all that they reach, on the same targets. CI runs one case of each function at least.
+
+tests/golden/later.txt names what `make test` leaves to CI. For `make test` a test also reaches its
+own function and each value of its parameters. Those run that reach most for their cost, up to a
+budget.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import os
 import pickle
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,12 +32,18 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "tests" / "golden" / "mutants.txt"
 LIST = ROOT / "tests" / "golden" / "later.txt"
-"""Tests that can wait, by file; a name without brackets stands for all of its cases."""
+"""Tests that `make test` leaves out, by file; a name without brackets stands for all its cases."""
+NIGHTLY = LIST.with_name("nightly.txt")
+"""Cases that CI leaves to `make matrix`, likewise."""
+UNTRACED = ("tests/unit/test_cpu_template.py", "tests/property/test_cpu_kernels.py",
+            "tests/unit/test_entmax.py")  # fmt: skip
+"""Tests of C kernels, whose lines nothing traces: all of their cases run."""
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
 BUDGET = 110.0
-"""CPU seconds for all others; the costs of collection and of what is cheap come on top."""
+"""CPU seconds for all others; the costs of collection and of cheap tests come on top."""
 
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
@@ -71,6 +82,9 @@ class Recorder:
     def pytest_sessionstart(self) -> None:
         from maskc.build import hostcc, nvrtc
         from maskc.testing.emulator import machine
+        from tests.support.kernel_lines import KernelLines
+
+        self._kernels = KernelLines()
 
         for module, name in ((hostcc, "build_c"), (nvrtc, "build_cuda"), (machine, "build")):
             self._watch(module, name)
@@ -97,7 +111,7 @@ class Recorder:
         before = sum(os.times()[:4])
         yield
         self._tests[item.nodeid].seconds += sum(os.times()[:4]) - before
-        self._tests[item.nodeid].reaches |= named_by(item.nodeid)
+        self._tests[item.nodeid].reaches |= named_by(item.nodeid) | self._kernels.taken()
         self._lines.switch_context("")
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -150,6 +164,34 @@ def chosen(tests: dict[str, Measured], budget: float = BUDGET) -> set[str]:
     return now
 
 
+def by_target(reaches: set[Any]) -> set[Any]:
+    """Return what a test reaches, lines of the package once for each target that it builds for."""
+    lines = {place for place in reaches if str(place[0]).startswith("maskc/")}
+    targets = {str(place[0]) for place in reaches - lines} or {""}
+    return (reaches - lines) | {(target, *line) for target in targets for line in lines}
+
+
+def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> set[str]:
+    """Return the cases that other cases cover, costly ones first.
+
+    Args:
+        tests: what all tests reach and cost.
+        kept: names that stay, as they find planted faults.
+    """
+    reaches = {name: by_target(test.reaches - named_by(name)) for name, test in tests.items()}
+    times = Counter(place for places in reaches.values() for place in places)
+    cases = Counter(name.partition("[")[0] for name in tests)
+    covered: set[str] = set()
+    for name in sorted(tests, key=lambda name: (-tests[name].seconds, name)):
+        file, function = name.partition("::")[0], name.partition("[")[0]
+        stays = tests[name].seconds <= CHEAP or name in kept or file in UNTRACED
+        if not stays and cases[function] > 1 and all(times[place] > 1 for place in reaches[name]):
+            covered.add(name)
+            cases[function] -= 1
+            times.subtract(reaches[name])
+    return covered
+
+
 def named(later: set[str], every: Sequence[str]) -> list[str]:
     """Return the lines of the list: cases, or a function where all of its cases wait."""
     cases = defaultdict[str, set[str]](set)
@@ -164,22 +206,22 @@ def is_later(nodeid: str, names: frozenset[str]) -> bool:
     return nodeid in names or nodeid.partition("[")[0] in names
 
 
-def listed() -> frozenset[str]:
-    """The names in the list: a line with a file, then those in it, indented."""
+def listed(path: Path = LIST) -> frozenset[str]:
+    """The names in a list: a line with a file, then those in it, indented."""
     names, file = [], ""
-    for line in LIST.read_text().splitlines():
+    for line in path.read_text().splitlines():
         if line.startswith(" "):
             names.append(f"{file}::{line.strip()}")
         file = file if line.startswith(" ") else line
     return frozenset(names)
 
 
-def write_list(names: list[str]) -> None:
+def write_list(names: list[str], path: Path = LIST) -> None:
     """Write names, in their order, as `listed` reads them."""
     lines: list[str] = []
     for file, group in groupby(names, lambda name: name.partition("::")[0]):
         lines += [file, *(f" {name.partition('::')[2]}" for name in group)]
-    LIST.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def main() -> None:
@@ -188,13 +230,18 @@ def main() -> None:
     tests: dict[str, Measured] = {}
     for file in parser.parse_args().files:
         tests |= pickle.loads(file.read_bytes())
-    now = chosen(tests)
-    later = tests.keys() - now
-    write_list(named(set(later), list(tests)))
-    whole = set().union(*(test.reaches for test in tests.values()))
+    finders = (line.rpartition(" | ")[2].strip() for line in TABLE.read_text().splitlines())
+    nightly = implied(tests, frozenset(finders))
+    in_ci = {name: test for name, test in tests.items() if name not in nightly}
+    now = chosen(in_ci)
+    later = in_ci.keys() - now
+    write_list(named(nightly, list(tests)), NIGHTLY)
+    write_list(named(set(later), list(in_ci)))
+    for what, names in (("now", now), ("later", later), ("nightly", nightly)):
+        seconds = sum(tests[name].seconds for name in names)
+        print(f"{what}: {len(names)} tests, {seconds:.0f} CPU seconds")
+    whole = set().union(*(test.reaches for test in in_ci.values()))
     reached = set().union(*(tests[name].reaches for name in now))
-    for what, names in (("now", now), ("later", later)):
-        print(f"{what}: {len(names)} tests, {sum(tests[n].seconds for n in names):.0f} CPU seconds")
     print(f"reached: {len(reached)} of {len(whole)}")
 
 

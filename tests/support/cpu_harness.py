@@ -72,9 +72,7 @@ def shape(
 
 @cache
 def build(
-    source: KernelSpec,
-    features: frozenset[Feature] = frozenset(),
-    flags: tuple[str, ...] = NATIVE,
+    source: KernelSpec, features: frozenset[Feature] = frozenset(), flags: tuple[str, ...] = NATIVE
 ) -> ctypes.CDLL:
     """Compile and load; warnings are errors."""
     macros = [f"-D{feature.macro}=1" for feature in sorted(features, key=lambda f: f.name)]

@@ -117,7 +117,7 @@ def oracle(
 
 
 def unfused(call: Call, dout: np.ndarray, seen: np.ndarray) -> dict[str, np.ndarray]:
-    """What PyTorch does without fusion: every intermediate is rounded to the storage type."""
+    """Compute as PyTorch does without fusion: every intermediate is rounded to the storage type."""
     dtype = call.q.dtype
 
     def rounded(x: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""How calls run, in a text that shows every decision which changes; a command line, no GPU.
+"""Print how calls run, in a text that shows every decision which changes; a command line, no GPU.
 
     python -m tests.support.decisions                 # rewrites tests/golden/decisions.txt
     python -m tests.support.decisions --check         # status 1 where a decision has changed
 
-A line has a mask, a target and what a call asks for; below it stand, length by length, the kernels
+A line has a mask, a target and the options of a call; below it stand, length by length, the kernels
 that run, with the mode and the number of blocks of each launch. The planner is the one that calls
 have; only the kernels are missing, and the card is one of 132 multiprocessors.
 """
@@ -72,12 +72,12 @@ DATA: dict[str, Data] = {
     "shared_prefix": lambda q, k: {"doc": (_documents(q), _documents(k))},
     "speculative_tree": lambda q, k: {"tree": _times(k)},
 }
-"""What calls of patterns give."""
+"""Data of calls of patterns."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a call asks for besides lengths."""
+    """Everything about a call except its lengths."""
 
     target: str
     dim: int
@@ -214,7 +214,7 @@ def _counted(texts: Iterable[str]) -> str:
 _FORWARD = ((Direction.forward, False),)
 _ORDERED = ((Direction.backward, True),)
 CALLS = Call("sm_90a", 64), Call("sm_90a", 128)
-"""What all patterns are asked for."""
+"""Calls of all patterns."""
 SHOWN = ("causal", "streaming", "longformer", "documents", "landmark", "natten_2d")
 OPTIONS = (
     Call("sm_90a", 64, directions=_ORDERED), Call("sm_90a", 128, directions=_ORDERED),
@@ -227,7 +227,7 @@ OPTIONS = (
     Call("sm_90a", 64, features=(Feature.nan_safe,), lengths=FEW, directions=_FORWARD),
     Call("sm_80", 64, lengths=FEW), Call("cpu", 64, lengths=FEW[:3], directions=_FORWARD),
 )  # fmt: skip
-"""What the patterns of `SHOWN` are asked for, too."""
+"""Further calls of the patterns of `SHOWN`."""
 
 
 def patterns() -> list[str]:

@@ -7,16 +7,23 @@ the meaning sees one head of one sequence at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 import maskc as mc
 
+with suppress(ImportError):  # FORMULAS need none
+    import torch
+
 WORD = 1 << 64
+FORMULAS = (
+    "causal", "window", "dilated", "offsets", "strided", "first_keys", "blocks", "formula",
+)  # fmt: skip
+"""Methods of `Drawer` whose masks read neither data nor PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,18 @@ def complement(part: Drawn) -> Drawn:
     return Drawn(~part.mask, lambda place: ~part.shows(place), **made_of(part))
 
 
+def tiles(pairs: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
+    """uint8: 0 where no pair of a tile is kept, 2 where all are, 1 elsewhere."""
+    counts = [np.arange(0, n, size) for n, size in zip(pairs.shape, block, strict=True)]
+    if not pairs.size:
+        return np.zeros(tuple(map(len, counts)), np.uint8)
+    both = [
+        reduced.reduceat(reduced.reduceat(pairs, counts[0], axis=0), counts[1], axis=1)
+        for reduced in (np.logical_or, np.logical_and)
+    ]
+    return both[0].astype(np.uint8) + both[1]
+
+
 def minimum(*values: Any) -> Any:
     return reduce(np.minimum, values)
 
@@ -158,12 +177,17 @@ Number = tuple[Any, Callable[[Place], int], dict[str, int]]
 
 
 class Drawer:
-    """Draws masks for a number of heads, and at given lengths only where `fixed` says so."""
+    """Draws masks for a number of heads, and at given lengths only where `fixed` says so.
+
+    `scale` makes windows and blocks larger, for lengths of several tiles. `kinds` names the methods
+    that draw single combinators; by default all do.
+    """
 
     def __init__(
-        self, rng: np.random.Generator, heads: int, fixed: tuple[int, int] | None = None
-    ) -> None:
-        self.rng, self.heads, self.fixed = rng, heads, fixed
+        self, rng: np.random.Generator, heads: int, fixed: tuple[int, int] | None = None,
+        scale: int = 1, kinds: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.rng, self.heads, self.fixed, self.scale = rng, heads, fixed, scale
         self._names = 0
         self._shared: list[Drawn] = []
         """Masks that read data: one name may stand in a mask twice."""
@@ -180,11 +204,16 @@ class Drawer:
             self._kinds += [self.matrix, self.written_table]
             if fixed[0] > fixed[1]:
                 self._kinds.remove(self.global_flags)
+        self._kinds = [getattr(self, name) for name in kinds] or self._kinds
 
     # -------------------------------------------------------------- draws
 
     def integer(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high + 1))
+
+    def size(self, low: int, high: int) -> int:
+        """An integer that grows with the lengths."""
+        return self.integer(low, high * self.scale)
 
     def chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
@@ -198,7 +227,7 @@ class Drawer:
 
     def number(self, low: int, high: int) -> Number:
         """A literal, a parameter or a formula in the lengths."""
-        kind, n = self.rng.random(), self.integer(low, high)
+        kind, n = self.rng.random(), self.size(low, high)
         if kind < 0.7:
             return n, lambda place: n, {}
         if kind < 0.85:
@@ -303,13 +332,13 @@ class Drawer:
 
     def offsets(self) -> Drawn:
         start, align = self.align()
-        ids = self.rng.integers(-30, 60, self.integer(0, 6)).tolist()
+        ids = self.rng.integers(-30, 60 * self.scale, self.integer(0, 6)).tolist()
         return Drawn(
             mc.offsets(ids, **align), lambda place: np.isin(place.position(start) - place.k, ids)
         )
 
     def strided(self) -> Drawn:
-        stride = self.integer(1, 20)
+        stride = self.size(1, 20)
         phase = self.integer(0, stride - 1)
         return Drawn(mc.strided(stride, phase), lambda place: place.k % stride == phase)
 
@@ -321,7 +350,7 @@ class Drawer:
     def global_tokens(self) -> Drawn:
         start, align = self.align()
         side = self.one_of(["both", "rows", "columns"])
-        ids: Any = self.rng.integers(0, 90, self.integer(0, 12)).tolist()
+        ids: Any = self.rng.integers(0, 90 * self.scale, self.integer(0, 12)).tolist()
         at: Callable[[Place], Any] = lambda place: ids  # noqa: E731
         params: dict[str, int] = {}
         if self.chance(0.5):
@@ -339,7 +368,7 @@ class Drawer:
 
     def blocks(self) -> Drawn:
         start, align = self.align()
-        size, causal = self.integer(1, 50), self.chance(0.5)
+        size, causal = self.size(1, 50), self.chance(0.5)
         mask = (mc.chunked if causal else mc.block_diagonal)(size, **align)
 
         def keep(place: Place) -> Any:
@@ -350,7 +379,7 @@ class Drawer:
 
     def random_blocks(self) -> Drawn:
         start, align = self.align()
-        block, per_row = self.integer(1, 20), self.integer(0, 4)
+        block, per_row = self.size(1, 20), self.integer(0, 4)
         seed = self.one_of([0, -1, 2**63, self.integer(0, 2**50)])
 
         def keep(place: Place) -> Any:
@@ -480,7 +509,7 @@ class Drawer:
             count = max(n_q, n_kv)
 
             def ids(length: int) -> np.ndarray:
-                found = rng.integers(-2, max(1, length // 8) + 1, (*front, length))
+                found = rng.integers(-2, max(1, length // (8 * self.scale)) + 1, (*front, length))
                 found = np.sort(found, -1) if kind in (1, 2) else found
                 return found * 2**60 if kind == 2 else found
 
@@ -580,7 +609,7 @@ class Drawer:
         return Drawn(mc.tree(name, **align), lambda place: place.data[name][0], {name: make})
 
     def table(self) -> Drawn:
-        name, block = self.name("table"), self.integer(1, 40)
+        name, block = self.name("table"), self.size(1, 40)
         by_head = self.heads > 1 and self.chance(0.3)
 
         def make(rng: np.random.Generator, n_q: int, n_kv: int, sequences: int) -> Given:

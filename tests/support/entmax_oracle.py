@@ -79,7 +79,7 @@ class Problem:
         assert (error <= limit).all(), (name, (error - limit).max())
 
     def slack(self, rounding: float = 1e-6) -> dict[str, np.ndarray]:
-        """What scores off by `rounding` of the largest may add to errors of dq, dk and dalibi.
+        """Bound what scores off by `rounding` of the largest add to errors of dq, dk and dalibi.
 
         The last is a sum over all pairs times their distance. Errors of a row may all have one
         sign, as its lse's does; those of rows do not know of each other, nor do pairs of what

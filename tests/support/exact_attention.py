@@ -139,7 +139,7 @@ def sizes(q, k, v, dout, out, weights, scale, group) -> Results:
 
 
 def called(attn, q, k, v, dout=None, data=None, deterministic=False, **features) -> Results:
-    """The same of a compiled mask; without `dout` the forward pass alone."""
+    """Results of a compiled mask; without `dout` of the forward pass alone."""
     options = {**features, **(data or {})}
     out, lse = attn(q, k, v, return_lse=True, deterministic=deterministic, **options)
     found = {"out": out, "lse": lse}

@@ -89,30 +89,30 @@ def check(attn, given, live, alpha, data=None, deterministic=False, **options) -
     found."""
     call = {"normalizer": "entmax", "alpha": alpha, **options}
     asked = given if Direction.backward in attn.target.directions else given[:3]
-    found = called(attn, *asked, data=data, deterministic=deterministic, **call)
+    computed = called(attn, *asked, data=data, deterministic=deterministic, **call)
     sides = [
         results(*given, live, kind, alpha, **options) for kind in (torch.float64, given[0].dtype)
     ]
     if asked is not given:
         sides = [{name: side[name] for name in side if "out" in name or name == "lse"}
                  for side in sides]  # fmt: skip
-    faults = wrong(found, *sides)
+    faults = wrong(computed, *sides)
     assert not faults, (alpha, sorted(options), faults)
-    lse, wanted = found["lse"].double(), sides[0]["lse"]
+    lse, wanted = computed["lse"].double(), sides[0]["lse"]
     empty = wanted == -torch.inf
     assert torch.equal(lse == -torch.inf, empty)
-    assert not found["out"][empty].any()
-    assert "dq" not in found or not found["dq"][empty].any()
+    assert not computed["out"][empty].any()
+    assert "dq" not in computed or not computed["dq"][empty].any()
     error = (lse - wanted)[~empty].abs() / wanted[~empty].abs().clamp(min=1)
     assert not error.numel() or error.max() <= 2e-6
-    return found
+    return computed
 
 
 def check_mask(
     mask, n_q, n_kv, dim=64, alpha=1.5, dtype=torch.bfloat16, spread=1.0, data=None,
     heads=(4, 2), batch=2, target="sm_90a", **options,
 ) -> Results:  # fmt: skip
-    """The same of a mask; `spread` sets how far scores are apart."""
+    """Compile a mask and check it; `spread` sets how far scores are apart."""
     q, *rest = tensors(n_q, n_kv, dim, dtype, heads=heads[0], kv_heads=heads[1], batch=batch)
     attn = mask.compile(head_dim=dim, n_heads=heads[0], dtype=dtype, target=target)
     live = live_pairs(mask, n_q, n_kv, data, heads=heads[0])

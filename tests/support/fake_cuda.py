@@ -37,7 +37,7 @@ class Streams:
 
 
 class Tensor:
-    """An array of which only the description exists."""
+    """An array that is only described."""
 
     def __init__(self, shape, strides=None, pointer=1 << 20, dtype="bfloat16"):
         strides = contiguous(shape) if strides is None else strides

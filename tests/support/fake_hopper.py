@@ -53,7 +53,7 @@ SPARE = SourceUnit(
 
 
 class Machine:
-    """What was built and launched."""
+    """Everything that was built and launched."""
 
     def __init__(self, monkeypatch):
         self.driver, self.library, self.built = Driver(current=100), Tensors(), []

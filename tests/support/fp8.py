@@ -1,4 +1,4 @@
-"""Attention in E4M3 beside fp64, with bounds on what roundings may do.
+"""Attention in E4M3 compared with fp64, with bounds on what roundings may do.
 
 A weight is rounded to 4 bits, by at most 2^-4 of itself, and where it is small by at most 2^-10 of
 2^-7 of the row's largest. Hopper adds products with 14 bits, see `hopper_products`.
@@ -14,7 +14,7 @@ ROUNDED, LOST = 2**-4, 2**-17
 KEPT = 13
 """Bits of a sum behind its first one."""
 OUT = 2**-8
-"""Of bfloat16."""
+"""Rounding of bfloat16."""
 
 
 def tensors(n_q, n_kv, dim, seed=0, *, batch=2, heads=4, kv_heads=2, device="cpu"):

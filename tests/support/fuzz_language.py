@@ -2,17 +2,21 @@
 
     python -m tests.support.fuzz_language --seed 1 --masks 1000          # what masks say
     python -m tests.support.fuzz_language --seed 1 --masks 50 --calls 8  # kernels of the CPU
+    python -m tests.support.fuzz_language --masks 50 --calls 25 --target cuda  # those of a card
     python -m tests.support.fuzz_language --seed 1 --only 37             # one mask again
 
 Each mask is drawn with a NumPy function that says what it means, see tests/support/drawn_masks.
 `dense`, `count`, `layout`, text, pickles, `equals`, `subset_of` and `diff` must agree with it, or,
-with --calls, out, lse and the gradients of kernels with attention in fp64. A fault is one line of
-JSON that says how to see it again, and the run goes on.
+with --calls, out, lse and the gradients of kernels with attention in fp64. Lengths of calls lie
+around the edges of tiles, tensors have the strides of models, and dead keys hold NaN. A fault is
+one line of JSON that says how to see it again, and the run goes on. Under compute-sanitizer one
+call of a mask is enough.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import pickle
 import sys
@@ -28,10 +32,27 @@ import numpy as np
 import torch
 
 import maskc as mc
-from tests.support.drawn_masks import Drawer, Drawn, Place, complement, joined, made_of
+from maskc.core.errors import TooManyArrays
+from maskc.core.problem import Direction
+from maskc.core.target import Target
+from tests.support.drawn_masks import (
+    Drawer,
+    Drawn,
+    Given,
+    Place,
+    complement,
+    joined,
+    made_of,
+    tiles,
+)
+from tests.support.exact_attention import DEVICE, Results, called, results, wrong
 
 SHORT, LONG = 70, 140
 """Most lengths are below the first, all below the second; captured arrays have as many elements."""
+LENGTHS = (1, 2, 3, 17, 31, 63, 64, 65, 100, 127, 128, 129, 191, 200, 257, 300)
+"""Lengths of calls."""
+PATIENCE = 300
+"""Seconds for all calls of a mask on a card."""
 BLOCKS = (1, 2, 3, 5, 7, 8, 13, 16, 24, 32, 64, 100)
 SAMPLES = 8
 """Lengths and data at which two masks are compared by their meaning."""
@@ -85,7 +106,7 @@ class Run:
 
 
 def expect(holds: object, found: object) -> None:
-    """Raise Wrong, with what was found, unless something holds."""
+    """Raise Wrong unless something holds."""
     if not holds:
         raise Wrong(found)
 
@@ -118,10 +139,10 @@ def drawn_lengths(rng: np.random.Generator, drawn: Drawn, longest: int) -> tuple
 
 def drawn_call(
     rng: np.random.Generator, drawn: Drawn, heads: int, sequences: int, longest: int = SHORT,
-    of: Drawn | None = None,
+    of: Drawn | None = None, lengths: tuple[int, int] | None = None,
 ) -> Call:  # fmt: skip
     """A call that suits a mask; `of`: the mask whose meaning it shows, a part of the first."""
-    n_q, n_kv = drawn_lengths(rng, drawn, longest)
+    n_q, n_kv = lengths or drawn_lengths(rng, drawn, longest)
     data = {name: make(rng, n_q, n_kv, sequences) for name, make in drawn.data.items()}
     params = {name: int(rng.integers(0, 50)) for name in drawn.params if rng.random() < 0.5}
     named = str(drawn.mask)  # a formula may have lost a parameter
@@ -182,18 +203,6 @@ def check_sets(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int) -> 
         expect(ascends.all(), f"columns do not ascend {sizes} {block}")
 
 
-def tiles(pairs: np.ndarray, block: tuple[int, ...]) -> np.ndarray:
-    """uint8: 0 where no pair of a tile is kept, 2 where all are, 1 elsewhere."""
-    counts = [np.arange(0, n, size) for n, size in zip(pairs.shape, block, strict=True)]
-    if not pairs.size:
-        return np.zeros(tuple(map(len, counts)), np.uint8)
-    both = [
-        reduced.reduceat(reduced.reduceat(pairs, counts[0], axis=0), counts[1], axis=1)
-        for reduced in (np.logical_or, np.logical_and)
-    ]
-    return both[0].astype(np.uint8) + both[1]
-
-
 def check_objects(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int) -> None:
     """Check that pickles, and texts, are the mask."""
     call = drawn_call(rng, drawn, heads, 1)
@@ -201,14 +210,14 @@ def check_objects(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int) 
     with run.asking("pickle", drawn.mask):
         again = pickle.loads(pickle.dumps(drawn.mask))
         expect(again == drawn.mask, again)
-        found = again.dense(call.n_q, call.n_kv, **given)
-        expect(np.array_equal(found, axes_of(drawn, call)), "a pickle has another meaning")
+        dense_mask = again.dense(call.n_q, call.n_kv, **given)
+        expect(np.array_equal(dense_mask, axes_of(drawn, call)), "a pickle has another meaning")
     if not drawn.captured:
         with run.asking("text", drawn.mask):
             again = mc.parse(str(drawn.mask))
             expect(str(again) == str(drawn.mask), again)
-            found = again.dense(call.n_q, call.n_kv, **given)
-            expect(np.array_equal(found, axes_of(drawn, call)), again)
+            dense_mask = again.dense(call.n_q, call.n_kv, **given)
+            expect(np.array_equal(dense_mask, axes_of(drawn, call)), again)
 
 
 # ------------------------------------------------------------------ two masks
@@ -283,91 +292,167 @@ def check_witness(found: mc.Difference, one: Drawn, other: Drawn, heads: int) ->
     expect(kept == [found.kept_by == "a", found.kept_by == "b"], f"{found} {kept}")
 
 
-# ------------------------------------------------------------------ kernels of the CPU
+# ------------------------------------------------------------------ kernels
 
 
-def check_calls(run: Run, rng: np.random.Generator, drawn: Drawn, heads: int, calls: int) -> None:
+def chosen_keys(rng: np.random.Generator, of: Drawn, heads: int) -> Drawn:
+    """The keys of highest score among those of a mask; of equal ones those that come first."""
+    count = int(rng.integers(0, 10))
+
+    def make(rng: np.random.Generator, n_q: int, n_kv: int, sequences: int) -> Given:
+        scores = rng.integers(-4, 5, (sequences, heads, n_q, n_kv)).astype(np.float32)
+        return Given(torch.from_numpy(scores), (scores,), sequences)
+
+    def keep(place: Place) -> np.ndarray:
+        scores = place.data["scores"][0][place.sequence, place.head]
+        order = np.argsort(np.where(of.shows(place), -scores, np.inf), axis=1, kind="stable")
+        ranks = np.argsort(order, axis=1)
+        return of.shows(place) & (ranks < count)
+
+    parts = made_of(of)
+    parts["data"] = {**parts["data"], "scores": make}
+    return Drawn(mc.topk(count, of=of.mask, score="given"), keep, **parts)
+
+
+def call_lengths(rng: np.random.Generator, drawn: Drawn) -> tuple[int, int]:
+    """Lengths around the edges of tiles."""
+    if drawn.fixed is not None:
+        return drawn.fixed
+    n_q, n_kv = rng.choice([n for n in LENGTHS if n < LONG or not drawn.captured], 2).tolist()
+    n_kv = n_q if rng.random() < 0.4 else n_kv
+    return (min(n_q, n_kv), max(n_q, n_kv)) if drawn.fewer_queries else (n_q, n_kv)
+
+
+def drawn_options(rng: np.random.Generator, heads: int, device: str) -> dict[str, Any]:
+    """A scale and what else changes scores; of all kernels a mask has two."""
+    options: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        options["scale"] = float(rng.choice([0.3, -0.2, 0.0, 0.01]))
+    if rng.random() < 0.4:
+        slopes, sinks = rng.uniform(0.01, 0.3, heads), rng.standard_normal(heads)
+        options["softcap"] = 4.0
+        options["alibi_slopes"] = torch.from_numpy(slopes.astype(np.float32)).to(device)
+        options["sink_logits"] = torch.from_numpy(sinks.astype(np.float32)).to(device)
+    return options
+
+
+def laid(rng: np.random.Generator, x: torch.Tensor) -> torch.Tensor:
+    """The values [B, H, N, D] with strides as models have them."""
+    form = int(rng.integers(4))
+    if form == 1:  # heads between tokens
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if form == 2:  # rows that are padded
+        return torch.cat([x, x[..., :1].expand(*x.shape[:3], 16)], -1)[..., : x.shape[3]]
+    if form == 3:  # a part of a longer buffer
+        return torch.cat([x, x], 2)[:, :, x.shape[2] :]
+    return x
+
+
+def check_calls(
+    run: Run, rng: np.random.Generator, drawn: Drawn, heads: int, calls: int, target: str
+) -> None:
     """Check out, lse and the gradients of several calls of a compiled mask."""
-    dims = [int(size) for size in rng.choice([16, 32], 2)]
+    family = Target.named(target)
+    on_cpu = family.language == "c"
+    dim = dim_v = int(rng.choice(family.head_dims or (1, 3, 8, 16, 33, 64, 80, 128)))
+    if on_cpu and rng.random() < 0.3:
+        dim_v = int(rng.choice([1, 5, 16, 64]))
+    dtype = str(rng.choice(["bfloat16", "float16"] + ["float32"] * on_cpu))
     attention = None
     with run.asking("compile", drawn.mask):
-        attention = drawn.mask.compile(*dims, dtype="float32", target="cpu", **more(drawn, heads))
-    for _ in range(calls if attention else 0):
-        call = drawn_call(rng, drawn, heads, int(rng.integers(1, 3)), LONG)
-        group = int(rng.choice([size for size in range(1, heads + 1) if heads % size == 0]))
-        q, k, v, dout = (
-            torch.from_numpy(rng.standard_normal((call.sequences, h, n, d)).astype(np.float32))
-            for h, n, d in (
-                (heads, call.n_q, dims[0]), (heads // group, call.n_kv, dims[0]),
-                (heads // group, call.n_kv, dims[1]), (heads, call.n_q, dims[1]),
+        try:
+            attention = drawn.mask.compile(
+                dim, dim_v, dtype=dtype, target=target, **more(drawn, heads)
             )
-        )  # fmt: skip
-        sinks = torch.from_numpy(rng.standard_normal(heads).astype(np.float32))
-        options = {"sink_logits": sinks} if rng.random() < 0.25 else {}
-        right = by_definition(call.shows, q, k, v, dout, options.get("sink_logits"))
-        with run.asking("call", drawn.mask):
-            out, lse = attention(q, k, v, return_lse=True, **options, **call.given)
-            grads = attention.backward(q, k, v, out, lse, dout, **options, **call.given)
-            for name, x in zip(right, (out, lse, *grads), strict=False):
-                where = f"{call.n_q} x {call.n_kv}, group {group}, {list(options)}, {call.given}"
-                expect(is_close(x, right[name]), f"{name} at {where}")
+        except mc.MaskcError as refusal:
+            # Few targets have kernels for single keys; kernels read eight arrays at most.
+            if not (isinstance(refusal, TooManyArrays) or ("scores" in drawn.data and not on_cpu)):
+                raise
+            run.asked["refused"] += 1
+    if not on_cpu:  # a kernel that waits for ever ends the process
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    for _ in range(calls if attention else 0):
+        check_call(run, rng, drawn, attention, heads, (dim, dim_v, dtype))
 
 
-def by_definition(
-    keep: np.ndarray, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor,
-    sinks: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """out, lse and gradients in fp64."""
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    if sinks is not None:
-        leaves.append(sinks.double().requires_grad_())
-    group = q.shape[1] // k.shape[1]
-    keys, values = (x.repeat_interleave(group, 1) for x in leaves[1:3])
-    scores = leaves[0] @ keys.mT / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(~torch.from_numpy(keep), -torch.inf)
-    if sinks is not None:
-        more_scores = leaves[3][None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, more_scores], -1)
-    live = torch.isfinite(scores).any(-1, keepdim=True)
-    lse = torch.logsumexp(torch.where(live, scores, 0.0), -1, keepdim=True)
-    weights = torch.where(live, torch.exp(scores - lse), 0.0)[..., : k.shape[2]]
-    out = weights @ values
-    grads = torch.autograd.grad(out, leaves, dout.double(), allow_unused=True)
-    grads = [
-        torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, grads, strict=True)
-    ]
-    lse = torch.where(live, lse, -torch.inf)[..., 0].detach()
-    return {"out": out.detach(), "lse": lse} | dict(
-        zip(("dq", "dk", "dv", "dsinks"), grads, strict=False)
+def check_call(
+    run: Run, rng: np.random.Generator, drawn: Drawn, attention: mc.CompiledMask, heads: int,
+    kind: tuple[int, int, str],
+) -> None:  # fmt: skip
+    """Check both passes of a call. On CPUs keys that nobody sees are NaN at times."""
+    dim, dim_v, dtype = kind
+    on_cpu = attention.target.language == "c"
+    device = "cpu" if on_cpu else DEVICE
+    call = drawn_call(rng, drawn, heads, int(rng.integers(1, 4)), lengths=call_lengths(rng, drawn))
+    group = int(rng.choice([size for size in range(1, heads + 1) if heads % size == 0]))
+    q, k, v, dout = (
+        torch.from_numpy(rng.standard_normal((call.sequences, h, n, d)).astype(np.float32))
+        .to(device, getattr(torch, dtype))
+        for h, n, d in (
+            (heads, call.n_q, dim), (heads // group, call.n_kv, dim),
+            (heads // group, call.n_kv, dim_v), (heads, call.n_q, dim_v),
+        )
+    )  # fmt: skip
+    options = drawn_options(rng, heads, device)
+    backward = Direction.backward in attention.target.directions
+    live = torch.from_numpy(call.shows).to(device)
+    exact, rough = (
+        results(q, k, v, dout, live, x, backward=backward, **options)
+        for x in (torch.float64, q.dtype)
     )
+    how: dict[str, Any] = {"deterministic": True} if rng.random() < 0.3 else {}
+    dead = ~live.unflatten(1, (-1, group)).any(2).any(2)[..., None]
+    if on_cpu and rng.random() < 0.3:
+        k, v = (x.masked_fill(dead, torch.nan) for x in (k, v))
+        how |= {"nan_safe": True} if rng.random() < 0.5 else {}
+    given = {x: y.to(device) if isinstance(y, torch.Tensor) else y for x, y in call.given.items()}
+    with run.asking("call", drawn.mask):
+        computed = called(
+            attention, *(laid(rng, x) for x in (q, k, v)), laid(rng, dout) if backward else None,
+            given, **options, **how,
+        )  # fmt: skip
+        where = f"{call.n_q} x {call.n_kv}, {kind}, group {group}, {options}, {how}, {call.given}"
+        faults = wrong(computed, exact, rough) if dtype != "float32" else far(computed, exact)
+        expect(not faults, f"{faults} at {where}")
+        again = called(attention, q, k, v, None, given, **options, **how)
+        same = all(torch.equal(x, computed[name]) for name, x in again.items())
+        expect(same, f"other bits at {where}")
 
 
-def is_close(found: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether nothing is off by more than rounding in fp32 explains."""
-    if found.shape != right.shape:
-        return False
-    finite = right[torch.isfinite(right)].abs()
-    size = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    far = (found.double() - right).abs() > 8e-5 * size
-    return not bool((far & (found.double() != right)).any())
+def far(computed: Results, exact: Results) -> list[str]:
+    """Results in fp32 that are off by more than rounding explains."""
+    faults = []
+    for name, x in computed.items():
+        right = exact[name]
+        size = right.abs().nan_to_num(0, 0, 0) + 1
+        if name != "lse":
+            size = torch.maximum(exact[f"size of {name}"], right.abs().max())
+        near = (x.double() - right).abs() <= 2e-5 * size
+        if x.shape != right.shape or not bool((near | (x == right)).all()):
+            faults.append(name)
+    return faults
 
 
 # ------------------------------------------------------------------ runs
 
 
-def check_one(run: Run, number: int, calls: int, relations: float) -> None:
+def check_one(run: Run, number: int, calls: int, relations: float, target: str) -> None:
     """Draw the mask of a number, and check it."""
     run.number = number
     rng = np.random.default_rng([run.seed, number])
     heads = int(rng.choice([1, 1, 2, 3, 4]))
     fixed = tuple(rng.integers(1, 100, 2).tolist()) if rng.random() < 0.15 else None
-    drawer, drawn = Drawer(rng, heads, fixed), None
+    drawer, drawn = Drawer(rng, heads, fixed, 3 if calls else 1), None
     with run.asking("draw", ""):
         drawn = drawer.draw(int(rng.integers(0, 4)))
+        if calls and rng.random() < 0.15:
+            drawn = joined(
+                str(rng.choice([*"&|-"])), chosen_keys(rng, drawn, heads), drawer.draw(1)
+            )
     if drawn is None:
         return
     if calls:
-        check_calls(run, rng, drawn, heads, calls)
+        check_calls(run, rng, drawn, heads, calls, target)
         return
     check_sets(run, rng, drawn, heads)
     check_objects(run, rng, drawn, heads)
@@ -375,19 +460,23 @@ def check_one(run: Run, number: int, calls: int, relations: float) -> None:
         check_relations(run, rng, drawer, drawn, heads)
 
 
-def fuzz(seed: int, numbers: Iterable[int], calls: int = 0, relations: float = 0.5) -> Run:
+def fuzz(
+    seed: int, numbers: Iterable[int], calls: int = 0, relations: float = 0.5, target: str = "cpu"
+) -> Run:
     """Check the masks of some numbers.
 
     Args:
         calls: of each compiled mask; 0: questions are asked instead.
         relations: the share of masks that are compared with others.
+        target: whose kernels are called.
     """
     run = Run(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mc.DenseWarning)
+        for kind in (mc.DenseWarning, mc.PackedSelectionWarning):
+            warnings.simplefilter("ignore", kind)
         for number in numbers:
             shown = len(run.faults)
-            check_one(run, number, calls, relations)
+            check_one(run, number, calls, relations, target)
             for fault in run.faults[shown:]:
                 print(json.dumps(fault._asdict()), flush=True)
     return run
@@ -399,11 +488,15 @@ def main() -> None:
     parser.add_argument("--masks", type=int, default=100)
     parser.add_argument("--only", type=int, help="the number of one mask")
     parser.add_argument("--calls", type=int, default=0, help="calls of each mask's kernels")
+    parser.add_argument("--target", default="cpu", help="cpu, cuda (what this card has), sm_80 ..")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.target == "cuda":
+        hopper = torch.cuda.get_device_capability() == (9, 0)
+        options.target = "sm_90a" if hopper else "sm_80"
     first = options.only or 0
     numbers = range(first, first + 1) if options.only is not None else range(options.masks)
-    run = fuzz(options.seed, numbers, options.calls)
+    run = fuzz(options.seed, numbers, options.calls, target=options.target)
     print(json.dumps({"seed": run.seed, "asked": run.asked, "faults": len(run.faults)}))
     sys.exit(bool(run.faults))
 

@@ -1,4 +1,4 @@
-"""What tests of single keys that heads choose together share: what ranks, and the judge.
+"""Helpers for tests of single keys that heads choose together: what ranks, and the judge.
 
 What ranks lies on a grid so coarse that scores are exact in fp32: ties are ties everywhere.
 """
@@ -63,7 +63,7 @@ def check(mask, made, data, **features):
     ordered = features.pop("deterministic", False)
     given = (q, k, v, dout if backward else None, data, ordered)
     with nan_memory():
-        found = called(attn, *given, **features)
+        computed = called(attn, *given, **features)
     live = live_of(mask, q, k, data)
     features.pop("nan_safe", None)
     unseen = ~live.any((0, 1, 2))  # their values may be anything
@@ -72,12 +72,12 @@ def check(mask, made, data, **features):
         results(q, k, v, dout, live, kind, backward=backward, **features)
         for kind in (torch.float64, q.dtype)
     )
-    faults = wrong(found, exact, rough)
+    faults = wrong(computed, exact, rough)
     assert not faults, (tuple(q.shape), tuple(k.shape), faults)
     given = given if ordered else (q, k, v, None, data)
     again = called(attn, *given, **features)
-    assert all(torch.equal(again[name], found[name]) for name in again)
-    return found, live
+    assert all(torch.equal(again[name], computed[name]) for name in again)
+    return computed, live
 
 
 def few(n_q, n_kv, dim=64, heads=2, kv_heads=1, batch=1, dtype=torch.bfloat16, seed=0):

@@ -1,4 +1,4 @@
-"""What tests of the sm_90a kernels share: masks made to run a certain way, and the judge of both
+"""Helpers for tests of the sm_90a kernels: masks made to run a certain way, and the judge of both
 passes.
 """
 
@@ -106,7 +106,7 @@ def in_parts(mask, dim=64, dtype="bfloat16"):
 
 
 def with_rules(attn, forward, backward):
-    """The same with other work lists."""
+    """Return the mask with other work lists."""
     units = tuple(
         replace(unit, work=replace(unit.work, **(backward if _backward(unit) else forward)))
         if unit.work
@@ -168,17 +168,17 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
     dout = dout if BACKWARD else None
     options = {"data": data, "deterministic": deterministic, **features}
     with nan_memory():
-        found = called(attn, q, k, v, dout, **options)
+        computed = called(attn, q, k, v, dout, **options)
     sides = [
         results(q, k, v, dout, live, kind, backward=BACKWARD, **features)
         for kind in (torch.float64, q.dtype)
     ]
-    faults = wrong(found, *sides)
+    faults = wrong(computed, *sides)
     assert not faults, (tuple(q.shape), tuple(k.shape), str(q.dtype), sorted(features), faults)
     if DEVICE == "cuda":
         again = called(attn, q, k, v, **options)
-        assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
-    return found
+        assert all(torch.equal(again[name], computed[name]) for name in ("out", "lse"))
+    return computed
 
 
 def same_bits(attn, made, runs, card=None, **options):
@@ -211,10 +211,10 @@ def given(n_q, n_kv, dim=64, dtype="bfloat16", seed=0, batch=1, heads=2, kv_head
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-def needs_hopper():
-    """Skip a file without a Hopper."""
-    if not HOPPER:
-        pytest.skip("no Hopper GPU", allow_module_level=True)
+def needs_hopper(target=TARGET):
+    """Skip a test of the target without a Hopper."""
+    if target == TARGET and not HOPPER:
+        pytest.skip("no Hopper GPU")
 
 
 def half(dtype):

@@ -119,7 +119,7 @@ class HostBits:
             yield int(word) >> 1, int(word) >> 1
 
     def _by_token(self, found: np.ndarray, boxes: Boxes, tokens: int) -> np.ndarray:
-        """The same by token instead of by place; what is no token comes last."""
+        """Order by token instead of by place; places without a token come last."""
         order = (places(boxes.grid(tokens), box) for box in (boxes.q, boxes.k))
         rows, columns = (np.argsort(np.where(x < 0, 1 << 40, x), kind="stable") for x in order)
         return found[:, rows][:, :, columns]

@@ -73,14 +73,14 @@ SPECIAL = (
         for extra in EXTRAS
     ),
 )
-"""What few masks are compiled for: target, head dimension, dtype, one of EXTRAS."""
+"""Calls that few masks are compiled for: target, head dimension, dtype, one of EXTRAS."""
 
 FEATURES = [
     frozenset(Feature(name) for name in names.split())
     for names in ("", "softcap", "alibi", "sinks", "entmax", "nan_safe", "wide",
                   "softcap alibi sinks", "softcap alibi sinks entmax", "softcap nan_safe")
 ]  # fmt: skip
-"""What sources are preprocessed for."""
+"""Targets that sources are preprocessed for."""
 PLAIN, ALL, ENTMAX, NAN_SAFE = (FEATURES[i] for i in (0, 7, 4, 5))
 
 
@@ -104,7 +104,7 @@ class Source:
 
 
 def sources(names: Iterable[str]) -> Iterator[tuple[str, Source]]:
-    """Every source of masks, by what it is of."""
+    """Every source of masks, by its mask and call."""
     for name in names:
         usual = (
             (target, dim, dtype, "")
@@ -132,7 +132,7 @@ def _units(label: str, bundle: Bundle) -> Iterator[tuple[str, Source]]:
 
 
 def source(unit: SourceUnit) -> Source:
-    """What compiling a unit takes."""
+    """Inputs of compiling a unit."""
     macros = dict.fromkeys(mode.macro for _, mode in unit.modes) or {"": None}
     return Source(unit.target, unit.source, tuple(macros))
 
@@ -206,7 +206,7 @@ def compiled(text: str, arch: str, options: list[str]) -> bytes:
 
 
 def assembly(text: str, options: list[str]) -> str:
-    """What gcc makes of a C source, without names."""
+    """Return gcc's machine code of a C source, without names."""
     done = subprocess.run(
         ["gcc", "-S", *FLAGS, "-march=x86-64-v3", "-w", *options, "-x", "c", "-", "-o", "-"],
         input=text, capture_output=True, text=True,
@@ -304,7 +304,7 @@ def record(file: Path, names: Iterable[str]) -> None:
 
 
 def read(file: Path) -> dict[str, Source]:
-    """What `record` wrote."""
+    """Return what `record` wrote."""
     held = json.loads(file.read_text())
     return {
         label: Source(target, held["texts"][digest], tuple(macros))

@@ -1,4 +1,4 @@
-"""What the compiler made of kernels, remembered in tests/golden by their content.
+"""Results of the compiler for kernels, remembered in tests/golden by their content.
 
 To compile every source in every mode takes longer than all other tests together, and says the same
 of the same text. So a test that asks for registers, spills and shared memory, or how many
@@ -36,7 +36,7 @@ from tests.support import sass
 FILE = Path(__file__).parent.parent / "golden" / "compiled.txt"
 """A line for each: content, then what each entry point takes, then what ptxas warned of."""
 MACHINE_CODE = FILE.with_name("machine_code.txt")
-"""A line for each: content, then a JSON object of what was counted, by entry point and question."""
+"""A line for each: content, then a JSON object of counts, by entry point and question."""
 ACCEPTED = FILE.with_name("accepted.txt")
 """A line for each source that NVRTC's front end accepts; `make ledger` writes the file anew."""
 ANEW = "MASKC_COMPILE_ANEW"
@@ -49,14 +49,15 @@ tests, `python -m tests.support.ledger FILE` drops every other line of the ledge
 
 
 class Report:
-    """As BuildReport, of what tests ask for."""
+    """The part of BuildReport that tests read."""
 
     def __init__(self, kernels: tuple[KernelUse, ...], warnings: str) -> None:
         self.kernels, self.log = kernels, warnings
 
 
 class Binary:
-    """As build.Binary; the machine code is made when somebody asks what the ledger does not say."""
+    """Stands in for build.Binary; the machine code is made when somebody asks what the ledger does
+    not say."""
 
     def __init__(self, asked: tuple[Any, ...], key: str, report: Report) -> None:
         self._asked, self._key, self.report = asked, key, report
@@ -76,7 +77,7 @@ class Binary:
         return self._answer(opcode, entry, within)
 
     def parts(self, within: str, entry: str) -> int:
-        """How many parts of a name there are, see sass.PARTS."""
+        """Count the parts of a name, see sass.PARTS."""
         return self._answer("", entry, within)
 
     def _answer(self, opcode: str, entry: str, within: str) -> int:
@@ -106,7 +107,7 @@ def build(
     unit: SourceUnit, features: Features = frozenset(),
     directions: tuple[Direction, ...] = (Direction.forward,), arch: str = "", mode: str = "default",
 ) -> Binary:  # fmt: skip
-    """As maskc.build.build of a CUDA source.
+    """Build a CUDA source as maskc.build.build does.
 
     Raises:
         BuildFailed: it does not compile.

@@ -11,7 +11,7 @@ QUIET = [
     pytest.mark.filterwarnings(f"ignore::{kind}")
     for kind in ("UserWarning", "FutureWarning", "DeprecationWarning")
 ]
-"""What transformers and torch say on the way."""
+"""Warnings of transformers and torch on the way."""
 
 BASE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,

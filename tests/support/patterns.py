@@ -18,11 +18,11 @@ def _blocks() -> dict[Path, int]:
 
 
 def static_patterns() -> list[Path]:
-    """Those that choose nothing."""
+    """Patterns without a selection."""
     return [file for file, block in _blocks().items() if not block]
 
 
 def patterns_with_kernels(target: str) -> list[Path]:
-    """Those that a target runs."""
+    """Patterns that a target runs."""
     least = TARGETS[target].least_block
     return [file for file, block in _blocks().items() if not block or block >= least]

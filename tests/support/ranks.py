@@ -19,8 +19,8 @@ PRELOAD = (
     "transformers.models.auto.modeling_auto", "transformers.modeling_utils",
     "maskc.integrations.transformers", "tests.support.shared_models",
 )  # fmt: skip
-"""What ranks need: to import it takes longer than most of them work. What is not installed is left
-out."""
+"""Modules that ranks need: to import them takes longer than most of them work. What is not
+installed is left out."""
 
 
 def run(
@@ -55,19 +55,19 @@ def run(
         )
         for rank in range(size)
     ]
-    for each in processes:
-        each.start()
+    for process in processes:
+        process.start()
     found: list[Any] = [None] * size
     try:
         for _ in range(size - len(dies)):
             rank, result = queue.get(timeout=900)
             found[rank] = result
     finally:
-        for each in processes:
-            each.join(timeout=10)
-            if each.is_alive():
-                each.terminate()
-                each.join()
+        for process in processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.terminate()
+                process.join()
     return found
 
 

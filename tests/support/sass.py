@@ -1,4 +1,4 @@
-"""What is in a cubin: machine instructions as text, without a GPU.
+"""Contents of a cubin: machine instructions as text, without a GPU.
 
 nvdisasm comes from the nvidia-cuda-nvdisasm wheel, which `cuda.pathfinder` finds.
 """
@@ -48,8 +48,8 @@ def count(sass: str, opcode: str) -> int:
 
 def among_products(sass: str) -> list[str]:
     """The text from the first matrix product of a function to the last, in program order."""
-    found = re.search(r"HGMMA.*HGMMA", sass, re.DOTALL)
-    return [found[0]] if found else []
+    match = re.search(r"HGMMA.*HGMMA", sass, re.DOTALL)
+    return [match[0]] if match else []
 
 
 def under_products(sass: str) -> list[str]:

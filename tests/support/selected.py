@@ -1,4 +1,4 @@
-"""What the device chose, and the lists it made of it: read where a pass would begin to run."""
+"""Choices of the device, and the lists it made of them: read where a pass would begin to run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def words(pointer: int, *shape: int) -> np.ndarray:
 
 @dataclass
 class Lists:
-    """Of one call of either pass."""
+    """Lists of one call of either pass."""
 
     numbers: object
-    """The argument block but for its pointers."""
+    """The argument block without its pointers."""
     bits: list[np.ndarray]
     """bool [batch or 1, heads or 1, rows, columns], by array of the kernel."""
     lines: dict[str, list[list[list[int]]]]
@@ -109,7 +109,7 @@ def blocks_of(live: np.ndarray, q_block: int, block: int) -> np.ndarray:
 
 
 def faults(lists: Lists, live: np.ndarray) -> set[str]:
-    """What is wrong with lists of a mask `live` bool [batch, heads, n_q, n_kv]."""
+    """Return the mistakes in lists of a mask `live` bool [batch, heads, n_q, n_kv]."""
     found = set()
     batch, heads, *_ = live.shape
     case_count = int(lists.of_head.max()) + 1
@@ -133,7 +133,7 @@ def faults(lists: Lists, live: np.ndarray) -> set[str]:
 
 
 def work_faults(lists: Lists, backward: bool) -> set[str]:
-    """What is wrong with a work list."""
+    """Return the mistakes in a work list."""
     numbers, found = lists.numbers, set()
     items = lists.work[: numbers.items]
     side = "col" if backward else "row"

@@ -21,9 +21,9 @@ from maskc.distributed.exchange import ExchangedRows
 from maskc.distributed.groups import Accord, Ranks
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
-"""Of a result's distance from one process, relative to its norm."""
+"""Bound on a result's distance from one process, relative to its norm."""
 TABLES = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
-"""Of gradients of tables, whose terms cancel."""
+"""Bound on gradients of tables, whose terms cancel."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def alone(case: Shared, device: torch.device, **data: Any) -> list[torch.Tensor]
 
 
 def shared(case: Shared, made: Any, device: torch.device, group: Any = None) -> list[torch.Tensor]:
-    """The same of this rank; gradients of tables are those of all ranks."""
+    """Results of this rank; gradients of tables are those of all ranks."""
     whole, tables = case.drawn(device)
     *given, dout = (made.shard(x, 2, group) for x in whole)
     leaves, learnt = _leaves(given), dict(zip(tables, _leaves(list(tables.values())), strict=True))
@@ -225,7 +225,7 @@ def distances(
 
 
 def compared(case: Shared, size: int, device: torch.device) -> tuple[dict[str, float], list[str]]:
-    """Results of a case beside one process, and its own bits where it asks for them."""
+    """Compare a case with one process, and with its own bits where it says so."""
     made = case.plan(size)
     found, wanted = shared(case, made, device), alone(case, device)
     told, wrong = distances(case, found, wanted, made)

@@ -1,4 +1,4 @@
-"""Attention on several ranks beside attention in one process: twelve masks, both passes."""
+"""Attention on several ranks compared with attention in one process: twelve masks, both passes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ MORE = (
     Case("dropout and entmax", mc.window(40, 9), 400, "contiguous",
          options={"dropout_p": 0.1, "dropout_seed": 1 << 63, "normalizer": "entmax"}),
 )  # fmt: skip
-"""What else calls may ask for."""
+"""Further options of calls."""
 
 
 def tensors(case: Case) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
@@ -138,7 +138,7 @@ def alone(case: Case) -> list[torch.Tensor]:
 
 
 def shared(case: Case, size: int, group: Any, made: Any) -> list[torch.Tensor]:
-    """The same of `size` ranks, put together."""
+    """Results of `size` ranks, put together."""
     given, heads, dout = tensors(case)
     own = [made.shard(x, 2, group).clone() for x in given]
     if case.swapped:  # [B, N, H, D] in memory, as models have it

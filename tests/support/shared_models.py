@@ -1,4 +1,4 @@
-"""What ranks do in tests of models, shards and failures."""
+"""Code of ranks for tests of models, shards and failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How much is tried: in CI what finds a mistake soon, with `pytest --thorough` all of it.
+"""Choose how much is tried: in CI what finds a mistake soon, with `pytest --thorough` all of it.
 
-`make matrix` is thorough: as many random examples as a test asks for, and C kernels with the flags
+`make matrix` is thorough: as many random examples as a test names, and C kernels with the flags
 that the package gives its compiler.
 """
 
@@ -20,7 +20,7 @@ VARIABLE = "MASKC_THOROUGH"
 """The environment variable that `--thorough` sets, before tests are imported."""
 THOROUGH = VARIABLE in os.environ
 OPTIMISED = "-O3" if THOROUGH else "-O0"
-"""How C kernels are compiled: by -O3, the package's own, in six times as long. Their text and
+"""Optimisation of C kernels: by -O3, the package's own, in six times as long. Their text and
 all other flags are the same. Tests marked `shipped_flags` compile with -O3 always, and so do
 processes that a test starts without the fixture `soon_elsewhere`."""
 
@@ -37,7 +37,7 @@ def compile_soon_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def examples(count: int) -> int:
-    """Of a property: `count` where a run is thorough, else a quarter, but three at least."""
+    """Examples of a property: `count` where a run is thorough, else a quarter, at least three."""
     return count if THOROUGH else min(count, max(3, count // 4))
 
 

@@ -1,4 +1,4 @@
-"""What mc.attention on torch tensors is compared with: dense attention in fp64.
+"""Dense attention in fp64, to compare with mc.attention on torch tensors.
 
 torch differentiates the oracle by itself.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
 
 HEADS, KV_HEADS, DIM, DIM_V = 4, 2, 16, 24
 

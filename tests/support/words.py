@@ -2,7 +2,7 @@
 
     python -m tests.support.words                  # every finding: place, rule, text
     python -m tests.support.words maskc/viz        # findings below a folder
-    python -m tests.support.words --lower          # lower the ceilings to what is found now
+    python -m tests.support.words --lower          # lower the ceilings to today's counts
 
 tests/golden/words.txt has a ceiling for each rule and folder. A ceiling may only fall: new text
 follows the rules, and old text is counted until somebody rewrites it.

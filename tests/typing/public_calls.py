@@ -1,5 +1,6 @@
-"""What a type checker says of public calls. `make check` reads this file and nobody runs it: a line
-that is wrong on purpose has an `ignore`, which mypy refuses where there is nothing to ignore."""
+"""Types of public calls, for a type checker. `make check` reads this file and nobody runs it: a
+line that is wrong on purpose has an `ignore`, which mypy refuses where there is nothing to
+ignore."""
 
 from typing import Any, assert_type
 

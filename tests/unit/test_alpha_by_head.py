@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core import errors
 from maskc.runtime import CompiledMask
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import tensors  # noqa: E402
-from tests.support.thorough import chiefly, more  # noqa: E402
+from tests.support.exact_attention import tensors
+from tests.support.thorough import chiefly, more
 
 CAUSAL = mc.causal()
 ALPHAS = [1.3, 1.0, 1.5, 1.5, 1.5, 2.0, 1.75, 1.02]

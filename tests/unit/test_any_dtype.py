@@ -7,11 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import WrongDType
-
-torch = pytest.importorskip("torch")
 
 N, DIM = 20, 32
 MASK = mc.causal() & mc.window(7)
@@ -76,9 +75,9 @@ def test_every_kind_of_call(options, data):
     fixed = MASK.compile(DIM, dtype="float32", **options)
     for dtype in ("bfloat16", "float32", "bfloat16", "float32"):
         inputs = qkv(dtype)
-        found = attn(*inputs, **data)
-        assert found.dtype == inputs[0].dtype
-    assert torch.equal(found, fixed(*inputs, **data))
+        out = attn(*inputs, **data)
+        assert out.dtype == inputs[0].dtype
+    assert torch.equal(out, fixed(*inputs, **data))
 
 
 def test_captured_arrays_are_those_of_the_moment():

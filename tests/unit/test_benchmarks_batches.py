@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from benchmarks import batches  # noqa: E402
-from benchmarks.batch_rows import ROWS  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.reference.attention import attention  # noqa: E402
-from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.case_tensors import host, make_tensors  # noqa: E402
-from tests.support.thorough import without_inductor  # noqa: E402
+import maskc as mc
+from benchmarks import batches
+from benchmarks.batch_rows import ROWS
+from maskc.core.dtypes import DType
+from maskc.reference.attention import attention
+from maskc.verify.case import Case
+from maskc.verify.case_tensors import host, make_tensors
+from tests.support.thorough import without_inductor
 
 SHORT = [row for row in ROWS if not row.n_q and row.data(np.random.default_rng(0), 2, 768)]
 
@@ -36,9 +35,9 @@ def test_the_mask_is_its_mask_mod(row):
             name: tuple(part[b] for part in x) if isinstance(x, tuple) else x[b]
             for name, x in data.items()
         }
-        found = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
+        kept = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
         expected = mc.Mask.dense(row.mask(), n, n, **own)
-        np.testing.assert_array_equal(found.numpy(), expected.reshape(-1, n, n)[0])
+        np.testing.assert_array_equal(kept.numpy(), expected.reshape(-1, n, n)[0])
 
 
 @pytest.mark.slow

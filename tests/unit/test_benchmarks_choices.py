@@ -43,7 +43,7 @@ def test_regret_is_the_time_beside_the_fastest():
 def test_noise_is_no_gain():
     """The chosen program cannot be faster than itself."""
     rows = [row("a", forward=("x", {"chosen": 0.9, "x": 1.0}))]
-    assert [each[2] for each in regrets(rows)] == [1.0]
+    assert [regret[2] for regret in regrets(rows)] == [1.0]
 
 
 def test_cases_with_the_same_kernels_stay_together():

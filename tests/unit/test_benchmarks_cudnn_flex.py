@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from benchmarks.rivals import make_rival  # noqa: E402
-from maskc import causal  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.lab.case_pairs import CasePairs  # noqa: E402
-from maskc.lab.rivals import Missing, Unavailable, intervals  # noqa: E402
-from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.case_tensors import make_tensors  # noqa: E402
+from benchmarks.rivals import make_rival
+from maskc import causal
+from maskc.core.dtypes import DType
+from maskc.lab.case_pairs import CasePairs
+from maskc.lab.rivals import Missing, Unavailable, intervals
+from maskc.verify.case import Case
+from maskc.verify.case_tensors import make_tensors
 
 
 def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:
@@ -30,16 +29,16 @@ def test_every_pair_of_random_masks(density):
     rng = np.random.default_rng(int(10 * density))
     live = rng.random((2, 3, 7, 11)) < density  # sequences, heads, queries, keys
     table = torch.tensor(live)
-    found = intervals(lambda b, h, q, k: table[b, h, q, k], 2, 3, 7, 11, "cpu").numpy()
-    assert found.shape[1] % 2 == 1
+    ranges = intervals(lambda b, h, q, k: table[b, h, q, k], 2, 3, 7, 11, "cpu").numpy()
+    assert ranges.shape[1] % 2 == 1
     for sequence, head, query in np.ndindex(2, 3, 7):
-        ends = found[head, :, 7 * sequence + query]
+        ends = ranges[head, :, 7 * sequence + query]
         np.testing.assert_array_equal(seen(ends, 11), live[sequence, head, query])
 
 
 def test_causal_needs_one_end():
-    found = intervals(lambda b, h, q, k: k <= q, 1, 1, 5, 5, "cpu")
-    assert found.tolist() == [[[1, 2, 3, 4, 5]]]
+    ranges = intervals(lambda b, h, q, k: k <= q, 1, 1, 5, 5, "cpu")
+    assert ranges.tolist() == [[[1, 2, 3, 4, 5]]]
 
 
 def test_too_many_intervals():
@@ -56,5 +55,5 @@ def test_missing():
 def test_ends_never_fall():
     """Not even behind the last interval of a query that has fewer than others."""
     live = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
-    found = intervals(lambda b, h, q, k: live[q, k], 1, 1, 3, 6, "cpu")
-    assert found[0].T.tolist() == [[0, 1, 3, 4, 5], [2, 2, 2, 2, 2], [0, 0, 0, 0, 0]]
+    ranges = intervals(lambda b, h, q, k: live[q, k], 1, 1, 3, 6, "cpu")
+    assert ranges[0].T.tolist() == [[0, 1, 3, 4, 5], [2, 2, 2, 2, 2], [0, 0, 0, 0, 0]]

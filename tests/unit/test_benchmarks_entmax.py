@@ -59,14 +59,14 @@ def test_sampled_attention_is_the_oracles(alpha: float):
     shapes = [(2, 4, 60, 16), (2, 2, 64, 16), (2, 2, 64, 16), (2, 4, 60, 16)]
     tensors = CaseTensors(*(rng.standard_normal(shape) for shape in shapes), "cpu")
     dense, rows = MASK.dense(60, 64), np.array([0, 3, 4, 20, 59])
-    found = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
+    result = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
     out, lse = attention(*tensors.qkv, dense, alpha=alpha)
-    np.testing.assert_allclose(found.out, out[:, :, rows], rtol=1e-12, atol=1e-13)
-    assert lse_error(found.lse, lse[:, :, rows]) < 1e-12
+    np.testing.assert_allclose(result.out, out[:, :, rows], rtol=1e-12, atol=1e-13)
+    assert lse_error(result.lse, lse[:, :, rows]) < 1e-12
     dout = only_rows(tensors.dout, rows)
     right = gradients(*tensors.qkv, dense, dout, alpha=alpha)
     for name, wanted in right.items():
-        part = getattr(found, name)
+        part = getattr(result, name)
         wanted = wanted[:, :, rows] if name == "dq" else wanted
         np.testing.assert_allclose(part, wanted, rtol=1e-7, atol=1e-9)
 

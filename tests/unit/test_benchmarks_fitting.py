@@ -65,13 +65,18 @@ def timed() -> list[Sample]:
     return made
 
 
+@pytest.fixture(scope="module")
+def fitted(timed):
+    """Fits of these times."""
+    return fits(timed, PROCESSORS)
+
+
 # ------------------------------------------------------------------ fits
 
 
-def test_coefficients_are_recovered(timed):
-    found = fits(timed, PROCESSORS)
-    assert {(fit.source, fit.cost.mode) for fit in found} == set(TRUE)
-    for fit in found:
+def test_coefficients_are_recovered(fitted):
+    assert {(fit.source, fit.cost.mode) for fit in fitted} == set(TRUE)
+    for fit in fitted:
         want = TRUE[fit.source, fit.cost.mode]
         for name in ("row", "tile", "masked", "lone", "query"):
             assert abs(getattr(fit.cost, name) - getattr(want, name)) <= 1, (fit, want)
@@ -143,11 +148,10 @@ def package_file() -> str:
     return (files("maskc.core") / "cost.toml").read_text("utf-8")
 
 
-def test_other_lines_stay(timed):
-    found = fits(timed, PROCESSORS)
+def test_other_lines_stay(fitted):
     for name, section in (("NVIDIA H200", "sm_90a"), ("Some GPU", "sm_90a on Some GPU")):
-        measured_card = card(name, PROCESSORS, found, 3.25)
-        text = with_fits(package_file(), "sm_90a", found, measured_card)
+        measured_card = card(name, PROCESSORS, fitted, 3.25)
+        text = with_fits(package_file(), "sm_90a", fitted, measured_card)
         made, before = tomllib.loads(text), tomllib.loads(package_file())
         own, old = made[section], before.setdefault(section, {})
         assert own.pop("card") == {
@@ -155,7 +159,7 @@ def test_other_lines_stay(timed):
             "bytes_per_cycle": 3.2,
         }  # fmt: skip
         old.pop("card", None)
-        for fit in found:
+        for fit in fitted:
             if fit.source in BY_HAND:
                 continue
             costs = own[fit.source].pop(str(fit.head_dim), None) or {}
@@ -163,12 +167,11 @@ def test_other_lines_stay(timed):
             terms = {"row", "tile", "masked", "lone", "query"}
             assert all(costs[mode].keys() - {"test"} == terms for mode in costs)
         assert made == before
-        assert with_fits(text, "sm_90a", found, measured_card) == text
+        assert with_fits(text, "sm_90a", fitted, measured_card) == text
 
 
-def test_a_new_target_gets_sections(timed):
-    found = fits(timed, PROCESSORS)
-    text = with_fits("# mine\n\n[other.large]\n64.default = 1\n", "sm_90a", found,
+def test_a_new_target_gets_sections(fitted):
+    text = with_fits("# mine\n\n[other.large]\n64.default = 1\n", "sm_90a", fitted,
                      Card("A", 2, GHZ, 3.0))  # fmt: skip
     assert text.startswith("# mine\n\n[other.large]\n64.default = 1\n\n[sm_90a.card]\n")
     made = tomllib.loads(text)
@@ -195,10 +198,9 @@ def test_the_package_has_what_was_measured_on_an_h100():
 # ------------------------------------------------------------------ calibration
 
 
-def test_calibrated_tables_predict_the_times_again(timed):
+def test_calibrated_tables_predict_the_times_again(timed, fitted):
     """With the card's own launch; only storing dq costs less than adding to it."""
     gpu = Gpu("Some GPU", 15.0)
-    fitted = fits(timed, PROCESSORS)
     shipped = measured("sm_90a")
     tables = tables_of(fitted, gpu, PROCESSORS)
     made = over(measured("sm_90a", gpu), json.loads(json.dumps(tables)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from benchmarks import flex_table
@@ -23,8 +24,6 @@ from maskc.verify.case import Case
 from maskc.verify.case_tensors import CaseTensors, host, make_tensors
 from maskc.verify.samples import sample_data, true_mask
 from tests.support.thorough import without_inductor
-
-torch = pytest.importorskip("torch")
 
 MASKS = {
     "groups": mc.topk(3, mc.causal(), score="block_mean", block=64, q_block=64, share="group"),

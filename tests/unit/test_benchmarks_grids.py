@@ -58,7 +58,7 @@ def test_formulas_by_hand(anchor):
     case = anchor.case(DType.bfloat16)
     rows = np.unique([0, 1, 255, 256, *np.linspace(300, case.n_q - 1, 12, dtype=int)])
     keep = anchor.formula({})
-    found = keep(0, 0, torch.tensor(rows)[:, None], torch.arange(case.n_kv)[None]).numpy()
+    kept = keep(0, 0, torch.tensor(rows)[:, None], torch.arange(case.n_kv)[None]).numpy()
     keys = 6400 if "2d" in anchor.name else 10368
-    assert (found.sum(axis=1) == keys).all()
-    np.testing.assert_array_equal(found, defined_rows(case, 0, 0, rows))
+    assert (kept.sum(axis=1) == keys).all()
+    np.testing.assert_array_equal(kept, defined_rows(case, 0, 0, rows))

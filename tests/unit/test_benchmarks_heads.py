@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from benchmarks import heads as module
@@ -16,8 +17,6 @@ from maskc.lab.case_pairs import CasePairs
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
 from maskc.verify.case_tensors import make_tensors
-
-torch = pytest.importorskip("torch", reason="whole heads are checked in PyTorch")
 
 N = 90
 MASK = mc.causal() & mc.window(20)
@@ -37,9 +36,9 @@ def right_answers(case: Case, tensors):
     arrays = [x.float().numpy() for x in (*tensors.qkv, tensors.dout)]
     keep = case.mask.dense(N)
     out, lse = attention(*arrays[:3], keep)
-    found = gradients(*arrays[:3], keep, arrays[3])
+    results = gradients(*arrays[:3], keep, arrays[3])
     as_torch = [torch.tensor(x).float() for x in (out, lse)]
-    return tuple(as_torch), tuple(torch.tensor(found[p]).float() for p in ("dq", "dk", "dv"))
+    return tuple(as_torch), tuple(torch.tensor(results[p]).float() for p in ("dq", "dk", "dv"))
 
 
 def test_the_oracle_passes_and_any_wrong_element_does_not():

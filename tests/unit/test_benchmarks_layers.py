@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from benchmarks import layers  # noqa: E402
-from benchmarks.layers import IMPLS, LAYERS, MODELS, Judge, measured  # noqa: E402
-from tests.support.cli import benchmarks  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+from benchmarks import layers
+from benchmarks.layers import IMPLS, LAYERS, MODELS, Judge, measured
+from tests.support.cli import benchmarks
+from tests.support.thorough import more
 
 
 @pytest.mark.parametrize("layer", MODELS, ids=lambda layer: layer.name)

@@ -171,10 +171,10 @@ def test_results_of_another_kind_are_refused(tmp_path: Path):
 
 
 def test_a_wrong_result_of_maskc_ends_with_3(tmp_path: Path):
-    found = both()
-    next(row for row in found["rows"] if row["impl"] == "maskc")["ok"] = False
+    results = both()
+    next(row for row in results["rows"] if row["impl"] == "maskc")["ok"] = False
     file = tmp_path / "r.json"
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(results))
     assert "results of maskc are wrong: full_8k fwd" in benchmarks("show", file, code=3).stderr
 
 

@@ -102,8 +102,8 @@ def test_anchors_by_definition(anchor: Anchor):
     keep = anchor.formula({name: torch.tensor(x) for name, x in case.data.items()})
     q, k = (torch.arange(case.n_kv, dtype=torch.int32) for _ in range(2))
     zero = torch.tensor(0, dtype=torch.int32)
-    found = keep(zero, zero, q[rows.tolist()][:, None], k[None])
-    np.testing.assert_array_equal(found.expand(len(rows), case.n_kv).numpy(), right)
+    kept = keep(zero, zero, q[rows.tolist()][:, None], k[None])
+    np.testing.assert_array_equal(kept.expand(len(rows), case.n_kv).numpy(), right)
 
 
 def test_cpu_anchors_by_definition():

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc.core.errors import DataShape, NotAMask, NotTraceable
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 N, SEQUENCES, HEADS = 200, 2, 3
 DOC = torch.arange(N) // 70

@@ -55,14 +55,14 @@ def real() -> str:
 
 
 def test_what_this_machine_has():
-    found = hostcc.host_compiler()
-    assert found.version
-    assert hostcc.host_compiler() is found
-    flags = " ".join(found.flags)
+    compiler = hostcc.host_compiler()
+    assert compiler.version
+    assert hostcc.host_compiler() is compiler
+    flags = " ".join(compiler.flags)
     assert "native" not in flags
     assert "fast-math" not in flags
-    assert {"-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC"} <= set(found.flags)
-    assert found.openmp == ("-fopenmp" in found.flags)
+    assert {"-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC"} <= set(compiler.flags)
+    assert compiler.openmp == ("-fopenmp" in compiler.flags)
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
@@ -102,17 +102,17 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 def test_without_openmp_kernels_run_in_one_thread(monkeypatch, tmp_path):
     body = WITHOUT.format(refused="-fopenmp", real=real())
     monkeypatch.setenv("CC", str(script(tmp_path, "plain", body)))
-    found = hostcc.host_compiler()
-    assert not found.openmp
-    assert "-fopenmp" not in found.flags
+    compiler = hostcc.host_compiler()
+    assert not compiler.openmp
+    assert "-fopenmp" not in compiler.flags
     assert call(build(unit()))[0] == 1
 
 
 def test_without_named_processors_the_code_is_generic(monkeypatch, tmp_path):
     body = WITHOUT.format(refused="-march", real=real())
     monkeypatch.setenv("CC", str(script(tmp_path, "generic", body)))
-    found = hostcc.host_compiler()
-    assert found.machine == ()
+    compiler = hostcc.host_compiler()
+    assert compiler.machine == ()
 
 
 def test_a_compiler_with_arguments(monkeypatch):

@@ -131,7 +131,7 @@ def test_other_features_are_other_kernels(machine, begun, name):
 
 def test_a_call_waits_for_what_is_being_built_and_builds_what_is_not(machine, begun, monkeypatch):
     """One build each, whoever begins; the first call does not wait for all of them."""
-    monkeypatch.setattr(ahead, "processors", lambda: 2)  # one thread beside the call's
+    monkeypatch.setattr(ahead, "processors", lambda: 2)  # one thread next to the call's
     hold, real = threading.Event(), machine.build
 
     def slow(*args):
@@ -145,8 +145,8 @@ def test_a_call_waits_for_what_is_being_built_and_builds_what_is_not(machine, be
     first = len(machine.built)
     assert first >= 1, "the call's own, while the other thread waits"
     hold.set()
-    for each in lengths(40):
-        mask(*at(*each))
+    for length in lengths(40):
+        mask(*at(*length))
     begun()
     assert len(machine.built) == len({(text, mode) for text, mode, _ in machine.built})
 

@@ -222,8 +222,8 @@ _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 @pytest.mark.parametrize("name", TAKES_DATA)
 def test_no_name_of_data_is_a_keyword_of_a_call(name: str):
     parameters = inspect.signature(TAKES_DATA[name]).parameters.values()
-    assert any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = {each.name for each in parameters if each.kind not in _ANY_NUMBER}
+    assert any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters if parameter.kind not in _ANY_NUMBER}
     assert named <= RESERVED
 
 

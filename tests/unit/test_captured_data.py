@@ -180,7 +180,7 @@ GUARDED = {
 
 def guarded(predicate: object, n: int) -> np.ndarray:
     """Pair by pair with Python's own `and`: what a false condition guards is not read."""
-    found = np.zeros((n, n), bool)
+    array = np.zeros((n, n), bool)
 
     class Careful(dict):
         def __getitem__(self, i):
@@ -218,8 +218,8 @@ def guarded(predicate: object, n: int) -> np.ndarray:
         for k in range(n):
             kept = judged(np.int64(q), np.int64(k))
             assert kept is not Maybe
-            found[q, k] = kept
-    return found
+            array[q, k] = kept
+    return array
 
 
 @pytest.mark.parametrize("name", GUARDED)
@@ -322,8 +322,8 @@ def test_flags_on_both_sides() -> None:
         np.testing.assert_array_equal(either.dense(n_q, N, pad=keep), dense)
         assert either.count(n_q, N, pad=keep) == dense.sum()
         q, (_, k, v) = tensors(n_q)[0], tensors()
-        found = mc.attention(q, k, v, either, pad=keep)
-        np.testing.assert_allclose(found, attention(q, k, v, dense)[0], atol=1e-5)
+        out = mc.attention(q, k, v, either, pad=keep)
+        np.testing.assert_allclose(out, attention(q, k, v, dense)[0], atol=1e-5)
     with pytest.raises(NameClash, match="as documents and as flags"):
         (mc.documents("x") & mc.flags("x")).count(4, x=np.zeros(4, int))
 

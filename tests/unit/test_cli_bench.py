@@ -1,4 +1,4 @@
-"""maskc bench: a mask beside PyTorch's attention; every result is checked."""
+"""maskc bench: a mask compared with PyTorch's attention; every result is checked."""
 
 from __future__ import annotations
 

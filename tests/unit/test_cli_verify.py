@@ -50,8 +50,8 @@ def test_the_table_says_what_was_checked():
 ])  # fmt: skip
 def test_masks_of_every_kind(expr: str):
     more = ("--set", "w=3") if "param" in expr else ()
-    found = maskc_json("verify", "--expr", expr, *CPU, "--n", 50, "--n-kv", 70, *more)
-    assert all(row["ok"] for row in found["patterns"][0]["rows"])
+    answer = maskc_json("verify", "--expr", expr, *CPU, "--n", 50, "--n-kv", 70, *more)
+    assert all(row["ok"] for row in answer["patterns"][0]["rows"])
 
 
 def test_half_precision():
@@ -81,13 +81,13 @@ def test_a_kernel_of_another_mask_fails(monkeypatch: pytest.MonkeyPatch):
     done = maskc("verify", *words, code=3)
     assert "FAILED" in done.stdout
     assert "MC602  3 of 5 checks failed: mask 40 x 40 (reads the mask back), " in done.stderr
-    found = maskc("verify", *words, "--json", code=3)
-    rows = json.loads(found.stdout)["patterns"][0]["rows"]
+    answer = maskc("verify", *words, "--json", code=3)
+    rows = json.loads(answer.stdout)["patterns"][0]["rows"]
     wrong = {row["check"]: row["error"] for row in rows if not row["ok"]}
     assert set(wrong) == {"reads the mask back", "forward", "backward"}
     # One query lost one of its six keys: that key reads 0 and the five others 1/5, on two heads.
     assert wrong["reads the mask back"] == 2 * 6
-    assert json.loads(found.stderr)["exit_code"] == 3
+    assert json.loads(answer.stderr)["exit_code"] == 3
 
 
 class Leaking:

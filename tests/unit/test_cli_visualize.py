@@ -78,9 +78,9 @@ def test_several_patterns_give_several_pictures(tmp_path: Path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "masks.py"
     file.write_text("import maskc as mc\n\none = mc.causal()\nother = mc.full()\n")
-    found = maskc_json("visualize", file, "--n", 32, "-o", tmp_path / "all.svg")
-    assert [Path(path).name for path in found["written"]] == ["all.one.svg", "all.other.svg"]
-    assert all(Path(path).stat().st_size > 1000 for path in found["written"])
+    answer = maskc_json("visualize", file, "--n", 32, "-o", tmp_path / "all.svg")
+    assert [Path(path).name for path in answer["written"]] == ["all.one.svg", "all.other.svg"]
+    assert all(Path(path).stat().st_size > 1000 for path in answer["written"])
     text = maskc("visualize", file, "--n", 8).stdout
     assert text.startswith("one\ncausal()\n")
     assert "\n\nother\nfull()\n" in text
@@ -122,15 +122,15 @@ def test_heads_are_asked_for_or_written():
     text = maskc("visualize", "--expr", "per_head([causal(), full()])", "--n", 16).stdout
     assert "head 0\n" in text
     assert "head 1\n" in text
-    found = maskc_json("visualize", "--expr", "where(lambda h, q, k: k % 4 == h % 4)", "--n", 16)
-    assert [panel["heads"] for panel in found["pictures"][0]["panels"]] == [
+    answer = maskc_json("visualize", "--expr", "where(lambda h, q, k: k % 4 == h % 4)", "--n", 16)
+    assert [panel["heads"] for panel in answer["pictures"][0]["panels"]] == [
         [0, 4],
         [1, 5],
         [2, 6],
         [3, 7],
     ]
-    found = maskc_json("visualize", "--expr", "heads(1)", "--n", 16, "--heads", 3)
-    assert [panel["heads"] for panel in found["pictures"][0]["panels"]] == [[0, 2], [1]]
+    answer = maskc_json("visualize", "--expr", "heads(1)", "--n", 16, "--heads", 3)
+    assert [panel["heads"] for panel in answer["pictures"][0]["panels"]] == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize("expr", [
@@ -177,18 +177,18 @@ def test_doctor_names_every_probe_and_what_gaps_cost(monkeypatch: pytest.MonkeyP
     assert set(names) <= set(COSTS)
     gone = tuple(ToolchainCheck(name, False, "not there") for name in names)
     monkeypatch.setattr(toolchain, "probes", lambda: gone)
-    found = maskc_json("doctor")
-    assert [probe["name"] for probe in found["probes"]] == [*names, "matplotlib"]
-    assert all(probe["cost"] == COSTS[probe["name"]] for probe in found["probes"][:-1])
+    answer = maskc_json("doctor")
+    assert [probe["name"] for probe in answer["probes"]] == [*names, "matplotlib"]
+    assert all(probe["cost"] == COSTS[probe["name"]] for probe in answer["probes"][:-1])
     text = maskc("doctor").stdout
     assert text.count("missing") >= len(names)
     assert "kernels run in NumPy" in " ".join(text.split())
 
 
 def test_doctor_tells_what_is_there():
-    found = maskc_json("doctor")
-    assert found["maskc"] == mc.__version__
-    numpy = next(probe for probe in found["probes"] if probe["name"] == "numpy")
+    answer = maskc_json("doctor")
+    assert answer["maskc"] == mc.__version__
+    numpy = next(probe for probe in answer["probes"] if probe["name"] == "numpy")
     assert numpy == {"name": "numpy", "ok": True, "found": np.__version__, "cost": ""}
 
 

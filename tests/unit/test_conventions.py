@@ -211,8 +211,8 @@ def test_packed_tokens_beside_a_mask() -> None:
     document = np.repeat(np.arange(4), np.diff(OF_K))
     i = np.arange(75)
     kept = (document[:, None] == document) & (i[:, None] >= i) & (i % 2 == 0)
-    found = mc.attention(q, q, q, mc.strided(2), cu_seqlens_q=OF_K, is_causal=True)
-    close(found, dense(q, q, q, kept))
+    out = mc.attention(q, q, q, mc.strided(2), cu_seqlens_q=OF_K, is_causal=True)
+    close(out, dense(q, q, q, kept))
 
 
 def test_tokens_behind_the_last_sequence_see_nothing() -> None:
@@ -232,8 +232,8 @@ def test_no_sequences_and_plain_lists(library: str) -> None:
     assert not np.asarray(nothing).any()
     if library == "numpy":
         listed = OF_Q.tolist()
-        found = mc.attention(q, q, q, cu_seqlens_q=listed, cu_seqlens_k=tuple(listed))
-        close(found, mc.attention(q, q, q, cu_seqlens_q=OF_Q))
+        out = mc.attention(q, q, q, cu_seqlens_q=listed, cu_seqlens_k=tuple(listed))
+        close(out, mc.attention(q, q, q, cu_seqlens_q=OF_Q))
 
 
 # ------------------------------------------------------------------ torch

@@ -1,11 +1,23 @@
-"""Which tests `make test` leaves to `make test-all`."""
+"""Check which tests `make test` leaves to CI, and which cases CI leaves to `make matrix`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import cover
-from tests.support.cover import Measured, chosen, is_later, listed, named
+import pytest
+
+from tests.support.cover import (
+    LIST,
+    NIGHTLY,
+    UNTRACED,
+    Measured,
+    chosen,
+    implied,
+    is_later,
+    listed,
+    named,
+    write_list,
+)
 
 ROOT = Path(__file__).parents[2]
 TESTS = {
@@ -37,17 +49,37 @@ def test_a_function_stands_for_its_cases():
     assert not is_later("a.py::same[3]", frozenset(lines))
 
 
-def test_the_list_is_read_as_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(cover, "LIST", tmp_path / "later.txt")
-    names = ["a.py::again", "a.py::same[1 :: 2]", "b.py::C::one"]
-    cover.write_list(names)
-    assert cover.LIST.read_text() == "a.py\n again\n same[1 :: 2]\nb.py\n C::one\n"
-    assert listed() == set(names)
+def test_cases_that_others_cover_run_at_night():
+    """Lines count, names of parameters do not; the cheaper of two cases stays."""
+    line, other, target = ("maskc/a.py", 1), ("maskc/a.py", 2), ("cpu", "sinks")
+    tests = {
+        "a.py::same[1]": Measured(2.0, {line, other}),
+        "a.py::same[2]": Measured(1.0, {line, other}),
+        "a.py::same[3]": Measured(9.0, {line, ("a.py::same", 0, "3")}),
+        "a.py::same[4]": Measured(0.1, {line}),
+    }
+    assert implied(tests) == {"a.py::same[1]", "a.py::same[3]"}
+    assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[3]"}
+    tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
+    tests["a.py::other"] = Measured(1.0, {target})
+    assert implied(tests) == {"a.py::same[3]"}
+    alone = {f"b.py::one[{i}]": Measured(1.0 + i, {line}) for i in range(3)}
+    assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
+    untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
+    assert implied(untraced) == set()
 
 
-def test_the_list_names_tests_that_are_there():
+def test_a_list_is_read_as_it_is_written(tmp_path):
+    names, path = ["a.py::again", "a.py::same[1 :: 2]", "b.py::C::one"], tmp_path / "later.txt"
+    write_list(names, path)
+    assert path.read_text() == "a.py\n again\n same[1 :: 2]\nb.py\n C::one\n"
+    assert listed(path) == set(names)
+
+
+@pytest.mark.parametrize("path", [LIST, NIGHTLY], ids=lambda path: path.stem)
+def test_a_list_names_tests_that_are_there(path):
     texts = {}
-    for line in listed():
+    for line in listed(path):
         file, _, rest = line.partition("::")
         text = texts.setdefault(file, (ROOT / file).read_text())
         assert f"def {rest.partition('[')[0].rpartition('::')[2]}(" in text, line

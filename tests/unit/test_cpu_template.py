@@ -298,10 +298,10 @@ def test_unseen_poison_everywhere() -> None:
     call = corner(queries=130, keys=40, n_kv=200)
     call.k[:, :, 40:] = np.nan
     call.v[:, :, 40:] = np.inf
-    found = passes(call)
-    assert all(np.isfinite(array).all() for array in found.values())
-    assert not found["dk"][:, :, 40:].any()
-    assert not found["dv"][:, :, 40:].any()
+    results = passes(call)
+    assert all(np.isfinite(array).all() for array in results.values())
+    assert not results["dk"][:, :, 40:].any()
+    assert not results["dv"][:, :, 40:].any()
 
 
 # ------------------------------------------------------------------ nothing to see
@@ -309,19 +309,19 @@ def test_unseen_poison_everywhere() -> None:
 
 def test_rows_and_columns_with_nothing() -> None:
     call = corner(queries=70, keys=70, n_kv=200)
-    found = passes(call)
-    assert not found["out"][:, :, 70:].any()
-    assert np.isneginf(found["lse"][:, :, 70:]).all()
-    assert not any(found[name][:, :, 70:].any() for name in ("dq", "dk", "dv"))
+    results = passes(call)
+    assert not results["out"][:, :, 70:].any()
+    assert np.isneginf(results["lse"][:, :, 70:]).all()
+    assert not any(results[name][:, :, 70:].any() for name in ("dq", "dk", "dv"))
 
 
 @pytest.mark.parametrize("n_kv", [0, 100])
 def test_sink_alone(n_kv: int) -> None:
     """No key and a sink: out 0, lse the logit, and no gradient anywhere."""
-    found = passes(corner(SINKS, queries=0, keys=0, n_kv=n_kv))
-    assert not found["out"].any()
-    assert np.array_equal(found["lse"], np.broadcast_to(SINKS[None, :, None], (1, 4, 130)))
-    assert not any(found[name].any() for name in ("dq", "dk", "dv", "dsink"))
+    results = passes(corner(SINKS, queries=0, keys=0, n_kv=n_kv))
+    assert not results["out"].any()
+    assert np.array_equal(results["lse"], np.broadcast_to(SINKS[None, :, None], (1, 4, 130)))
+    assert not any(results[name].any() for name in ("dq", "dk", "dv", "dsink"))
 
 
 # ------------------------------------------------------------------ the text

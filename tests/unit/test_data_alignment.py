@@ -109,8 +109,8 @@ def test_draft_tokens_behind_a_cache():
     """The tree of a speculative decoder: the draft hangs from the last token of the cache."""
     cache, draft = 70, [-1, 0, 0, 1, 1, 2, 3, 3, 7]
     parents = [*range(-1, cache - 1), *(cache - 1 if p < 0 else p + cache for p in draft)]
-    found = mc.tree("x").dense(len(draft), len(parents), x=mc.parents(parents))
-    for row, line in enumerate(found):
+    dense_mask = mc.tree("x").dense(len(draft), len(parents), x=mc.parents(parents))
+    for row, line in enumerate(dense_mask):
         seen, token = set(range(cache)), row
         while token >= 0:
             seen.add(cache + token)

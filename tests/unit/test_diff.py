@@ -64,9 +64,9 @@ def test_readings_of_gemma_4_differ(a, b):
     one, other = READINGS[a], READINGS[b]
     assert one.equals(other) is False
     assert other.equals(one) is False
-    found = mc.diff(one, other)
-    assert (found.n_q, found.n_kv) == (W + 1, W + 1)
-    shown(one, other, found)
+    difference = mc.diff(one, other)
+    assert (difference.n_q, difference.n_kv) == (W + 1, W + 1)
+    shown(one, other, difference)
 
 
 def test_a_reading_in_other_words_is_the_same():
@@ -88,16 +88,16 @@ def test_an_image_of_1120_tokens(a, b, pair, kept_by, pairs):
     image = np.zeros(n, int)
     image[40:1160] = 1
     data = {"image": image, "shown": image > 0}
-    found = mc.diff(READINGS[a], READINGS[b], n=n, **data)
-    assert (found.q, found.k) == pair
-    assert (found.kept_by, found.pairs) == (kept_by, pairs)
-    assert found.data["image"] is image
-    shown(READINGS[a], READINGS[b], found)
+    difference = mc.diff(READINGS[a], READINGS[b], n=n, **data)
+    assert (difference.q, difference.k) == pair
+    assert (difference.kept_by, difference.pairs) == (kept_by, pairs)
+    assert difference.data["image"] is image
+    shown(READINGS[a], READINGS[b], difference)
     small = {name: given[:1060] for name, given in data.items()}
     assert mc.diff(READINGS[a], READINGS[b], n=1060, **small) is None
     batch = {name: np.stack([0 * given, given]) for name, given in data.items()}
-    found = mc.diff(READINGS[a], READINGS[b], n=n, **batch)
-    assert (found.batch, found.q, found.k, found.pairs) == (1, *pair, pairs)
+    difference = mc.diff(READINGS[a], READINGS[b], n=n, **batch)
+    assert (difference.batch, difference.q, difference.k, difference.pairs) == (1, *pair, pairs)
 
 
 # ------------------------------------------------------------------ every kind of data
@@ -183,8 +183,8 @@ def test_heads_of_captured_arrays_are_all_that_there_are():
     by_head = mc.from_mask_mod(lambda b, h, q, k: q - k <= widths[h])
     a, b = by_head & mc.where(lambda h, q, k: q - k <= 2 * h + 3), by_head
     assert a.subset_of(b) is True
-    found = mc.diff(a, b)
-    assert (found.kept_by, found.head, found.n_heads) == ("b", 1, 3)
+    difference = mc.diff(a, b)
+    assert (difference.kept_by, difference.head, difference.n_heads) == ("b", 1, 3)
 
 
 # ------------------------------------------------------------------ masks of some lengths only
@@ -211,10 +211,16 @@ def test_masks_of_fixed_lengths_are_compared_at_these():
     assert (TRIANGLE & EVERY_OTHER).subset_of(EVERY_OTHER) is True
     assert TRIANGLE.subset_of(mc.window(5)) is False
     assert (mc.window(30) & AT_20).equals(CAUSAL) is True, "they differ at other lengths only"
-    found = mc.diff(TRIANGLE, EVERY_OTHER)
-    assert (found.n_q, found.n_kv, found.q, found.k, found.kept_by) == (20, 20, 0, 2, "b")
+    difference = mc.diff(TRIANGLE, EVERY_OTHER)
+    assert (difference.n_q, difference.n_kv, difference.q, difference.k, difference.kept_by) == (
+        20,
+        20,
+        0,
+        2,
+        "b",
+    )
     differ = np.tri(20, dtype=bool) != (np.indices((20, 20)).sum(0) % 2 == 0)
-    assert found.pairs == differ.sum()
+    assert difference.pairs == differ.sum()
 
 
 def test_data_beside_fixed_lengths():
@@ -268,9 +274,9 @@ def test_a_point_at_which_another_head_has_no_data():
 
 
 def test_lengths_of_the_question():
-    found = mc.diff(DOC, DOC & CAUSAL, n=5, n_kv=9)
-    assert (found.n_q, found.n_kv) == (5, 9)
-    shown(DOC, DOC & CAUSAL, found)
+    difference = mc.diff(DOC, DOC & CAUSAL, n=5, n_kv=9)
+    assert (difference.n_q, difference.n_kv) == (5, 9)
+    shown(DOC, DOC & CAUSAL, difference)
     assert mc.diff(DOC, DOC | mc.offsets([0]), n=7) is None, "one array: every token sees itself"
     assert mc.diff(CAUSAL, mc.window(40), n=41) is None
     assert (mc.diff(CAUSAL, mc.window(40), n=42).pairs, mc.diff(CAUSAL, mc.window(40)).n_q) == (
@@ -285,8 +291,8 @@ def test_parameters_may_come_alone():
     a, b = DOC & mc.window(mc.param("w", 3)), DOC & mc.window(3)
     assert mc.diff(a, b, w=3) is None
     assert mc.diff(a, b, w=3, n=9) is None
-    found = mc.diff(a, b, w=5)
-    assert (found.q, found.k, found.kept_by, found.data["w"]) == (4, 0, "a", 5)
+    difference = mc.diff(a, b, w=5)
+    assert (difference.q, difference.k, difference.kept_by, difference.data["w"]) == (4, 0, "a", 5)
 
 
 def test_questions_that_cannot_be_answered():
@@ -309,8 +315,8 @@ def test_questions_that_cannot_be_answered():
 
 def test_what_a_difference_says():
     image = np.repeat([0, 1, 0], [2, 20, 8])
-    found = mc.diff(DOC & mc.window(5, 5), DOC & mc.window(5, 6), n=30, doc=image)
-    assert str(found) == (
+    difference = mc.diff(DOC & mc.window(5, 5), DOC & mc.window(5, 6), n=30, doc=image)
+    assert str(difference) == (
         "query 2 sees key 8 only in b, at n = 30; 16 pairs differ\n"
         "    doc = 2 * [0] + 20 * [1] + 8 * [0]"
     )

@@ -16,15 +16,7 @@ from maskc.core.cost import Cost, Items, LaunchCost, Tally
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Pass
-from maskc.dispatch.programs import (
-    PARTS,
-    Facts,
-    Launched,
-    Program,
-    cheapest,
-    in_parts,
-    programs_of,
-)
+from maskc.dispatch.programs import PARTS, Facts, Launched, Program, cheapest, in_parts, programs_of
 from maskc.layout.work.tile_counts import Adders
 
 FORWARD, BACKWARD = Direction.forward, Direction.backward

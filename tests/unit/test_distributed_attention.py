@@ -1,4 +1,4 @@
-"""Attention of ranks that are threads, beside one process: both passes.
+"""Attention of ranks that are threads, compared with one process: both passes.
 
 Every mask on every number of ranks is tested with gloo, see test_distributed_gloo.py.
 """
@@ -12,23 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree  # noqa: E402
-from maskc.core.problem import Direction, Problem  # noqa: E402
-from maskc.core.target import Target  # noqa: E402
-from maskc.distributed import groups  # noqa: E402
-from maskc.distributed.costs import of_call  # noqa: E402
-from maskc.distributed.groups import Accord, Ranks  # noqa: E402
-from maskc.distributed.times import _copied  # noqa: E402
-from maskc.dsl.nodes import structure  # noqa: E402
-from tests.support import rank_threads, shared_cases  # noqa: E402
-from tests.support.shared_cases import MORE, Case  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+import maskc as mc
+from maskc import driver
+from maskc.core.dtypes import DType
+from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import Target
+from maskc.distributed import groups
+from maskc.distributed.costs import of_call
+from maskc.distributed.groups import Accord, Ranks
+from maskc.distributed.times import _copied
+from maskc.dsl.nodes import structure
+from tests.support import rank_threads, shared_cases
+from tests.support.shared_cases import MORE, Case
+from tests.support.thorough import alternating, more
 
 
 def together(case: Case, size: int) -> list[torch.Tensor]:
@@ -49,10 +48,10 @@ def together(case: Case, size: int) -> list[torch.Tensor]:
         grads = [x.grad for x in of_heads.values()]
         return [out.detach(), lse.detach(), *(x.grad for x in leaves), *grads]
 
-    found = rank_threads.run(size, job)
+    result = rank_threads.run(size, job)
     whole = []
     order = torch.from_numpy(np.argsort(made.layout.order))
-    for number, parts in enumerate(zip(*found, strict=True)):
+    for number, parts in enumerate(zip(*result, strict=True)):
         whole.append(torch.cat(parts, 2)[:, :, order] if number < 5 else sum(parts))
     return whole
 
@@ -271,12 +270,12 @@ def test_tables_of_a_score_and_lse_have_their_gradients(
         return [out.detach(), lse.detach(), *(x.grad for x in (*leaves, *learnt.values()))]
 
     wanted = run(lambda q, k, v, **more: mc.attention(q, k, v, mask, **more), list(range(n)))
-    found = rank_threads.run(size, lambda rank: run(
+    result = rank_threads.run(size, lambda rank: run(
         lambda q, k, v, **more: mc.distributed.attention(q, k, v, made, **more),
         made.indices(rank).tolist(),
     ))  # fmt: skip
     order = torch.from_numpy(np.argsort(made.layout.order))
-    for number, parts in enumerate(zip(*found, strict=True)):
+    for number, parts in enumerate(zip(*result, strict=True)):
         whole = torch.cat(parts, 2)[:, :, order] if number < 5 else sum(parts)
         torch.testing.assert_close(whole, wanted[number], rtol=1e-4, atol=1e-4)
 

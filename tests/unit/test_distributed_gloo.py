@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch has no torch.distributed", allow_module_level=True)
 
-from tests.support import ranks, shared_cases  # noqa: E402
+from tests.support import ranks, shared_cases
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def failures(found: list[object]) -> str:
 
 
 def test_twelve_masks_on_up_to_eight_ranks():
-    """fp32 1e-5 beside one process, both passes."""
+    """fp32 1e-5 from one process, both passes."""
     wrong = failures(ranks.run(shared_cases.all_cases, max(shared_cases.SIZES)))
     assert not wrong, wrong
 

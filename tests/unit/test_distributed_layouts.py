@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import MaskcError, NotShared  # noqa: E402
-from maskc.distributed import plan, zigzag  # noqa: E402
-from maskc.distributed.pieces import Lookup  # noqa: E402
-from maskc.distributed.token_ranges import PlacedTokens  # noqa: E402
-from maskc.dsl.nodes import structure  # noqa: E402
-from maskc.dsl.slots import emptied  # noqa: E402
-from tests.support import rank_threads  # noqa: E402
+import maskc as mc
+from maskc.core.errors import MaskcError, NotShared
+from maskc.distributed import plan, zigzag
+from maskc.distributed.pieces import Lookup
+from maskc.distributed.token_ranges import PlacedTokens
+from maskc.dsl.nodes import structure
+from maskc.dsl.slots import emptied
+from tests.support import rank_threads
 
 HEADS = (4, 2, 16)
 RNG = np.random.default_rng(0)

@@ -84,7 +84,7 @@ def test_predictions_follow_the_network():
 
 
 def test_a_backward_pass_costs_tiles_and_rows_of_dq():
-    """Its own cost is not that of blocks of queries, as a forward pass's is."""
+    """The cost of a backward pass is not that of blocks of queries, as a forward pass's is."""
     made = plan(mc.causal(), 1024, 2, heads=HEADS)
     forward, backward = made.passes
     tokens = np.array([0, 128, 256])
@@ -115,7 +115,7 @@ def test_equal_arguments_give_equal_plans():
     one, two = (plan(WINDOW, 5000, 3, heads=HEADS) for _ in range(2))
     assert one.digest == two.digest
     others = plan(WINDOW, 5000, 3, heads=HEADS, layout="zigzag"), plan(WINDOW, 5001, 3, heads=HEADS)
-    assert len({one.digest, *(each.digest for each in others)}) == 3
+    assert len({one.digest, *(other.digest for other in others)}) == 3
 
 
 def test_selections_count_their_candidates():

@@ -7,12 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import MaskcError, WrongDType
 from maskc.double import ReferenceWarning
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore::maskc.double.ReferenceWarning")
 N, DIM = 5, 4
@@ -81,9 +80,9 @@ def test_every_way_to_call_it():
         arrays = [x.detach().numpy() for x in inputs]
         out, lse = attn(*arrays, return_lse=True)
         np.testing.assert_array_equal(out, want.detach().numpy())
-        found = attn.backward(*arrays, out, lse, np.ones_like(out))
+        gradients = attn.backward(*arrays, out, lse, np.ones_like(out))
         right = torch.autograd.grad(want.sum(), inputs, retain_graph=True)
-        for gradient, wanted in zip(found, right, strict=True):
+        for gradient, wanted in zip(gradients, right, strict=True):
             np.testing.assert_allclose(gradient, wanted.numpy(), atol=1e-14)
     table = torch.nn.Parameter(torch.randn(2, N, N, dtype=torch.float64))
     flex = mc.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[h, i, j])

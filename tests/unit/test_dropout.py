@@ -30,7 +30,7 @@ def both_passes(mask=CAUSAL, n_q=150, n_kv=150, p=0.3, seed=7, score=None, data=
     attn = mask.compile(16, dtype="float32", target="cpu", score=score)
     given = {**(data or {}), **options, "dropout_p": p, "dropout_seed": seed}
     out, lse = attn(q, k, v, return_lse=True, **given)
-    found = attn.backward(q, k, v, out, lse, dout, **given)
+    results = attn.backward(q, k, v, out, lse, dout, **given)
     wanted = {"alpha": 1.5} if options.pop("normalizer", None) else options
     if score is not None:
         wanted["score"] = ScoreOf(score.inputs, data, n_q, n_kv)
@@ -42,7 +42,7 @@ def both_passes(mask=CAUSAL, n_q=150, n_kv=150, p=0.3, seed=7, score=None, data=
     exact = gradients(q, k, v, live, dout, **wanted)
     own = [f"d {name}" for name in data or () if f"d {name}" in exact]
     more = [name for name in ("dsink", "dalibi") if name in exact]
-    for name, gradient in zip(["dq", "dk", "dv", *more, *own], found, strict=True):
+    for name, gradient in zip(["dq", "dk", "dv", *more, *own], results, strict=True):
         close(gradient, exact[name], name)
     return out
 
@@ -71,7 +71,7 @@ def test_pairs_have_bits_of_their_own():
 
 
 def test_lengths_do_not_matter():
-    """A pair's number depends on its place alone, whatever the lengths and the heads beside it."""
+    """A pair's number depends on its place alone, whatever the lengths and the other heads."""
     large, small = numbers(5, 2, 4, 90, 70), numbers(5, 1, 2, 33, 17)
     assert (large[:1, :2, :33, :17] == small).all()
 
@@ -174,12 +174,12 @@ def test_half_precision():
     q, k, v, dout = (torch.from_numpy(x).bfloat16() for x in tensors(70, 70))
     attn = CAUSAL.compile(16, dtype="bfloat16", target="cpu")
     out, lse = attn(q, k, v, return_lse=True, **DROPS)
-    found = attn.backward(q, k, v, out, lse, dout, **DROPS)
+    results = attn.backward(q, k, v, out, lse, dout, **DROPS)
     exact = gradients(
         *(x.float().numpy() for x in (q, k, v)), CAUSAL.dense(70), dout.float().numpy(),
         dropout=factors(0.3, 7, 2, 4, 70, 70),
     )  # fmt: skip
-    for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
+    for name, gradient in zip(("dq", "dk", "dv"), results, strict=True):
         close(gradient.float().numpy(), exact[name], name, 0.01)
 
 

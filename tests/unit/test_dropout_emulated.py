@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.reference.dropout import factors  # noqa: E402
-from maskc.reference.scores import ScoreOf  # noqa: E402
-from tests.support.emulated import emulated_module  # noqa: E402, F401
-from tests.support.scores import FORMULAS, close  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.reference.dropout import factors
+from maskc.reference.scores import ScoreOf
+from tests.support.emulated import emulated_module  # noqa: F401
+from tests.support.scores import FORMULAS, close
+from tests.support.thorough import more
 
 SEED = 0x123456789ABCDEF
 
@@ -30,7 +29,7 @@ def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, dete
     seed = torch.tensor([SEED])  # lies where the kernel reads it
     drops = {"dropout_p": p, "dropout_seed": seed}
     out, lse = attn(q, k, v, return_lse=True, **drops, **options)
-    found = attn.backward(
+    results = attn.backward(
         q, k, v, out, lse, dout, deterministic=deterministic, **drops, **options
     )  # fmt: skip
     again = attn(q, k, v, dropout_p=p, dropout_seed=SEED, **options)
@@ -45,7 +44,7 @@ def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, dete
     exact = gradients(*given, live, dout.float().numpy(), **wanted)
     own = {"dsink": "sink_logits", "dalibi": "alibi_slopes"}
     names = ["dq", "dk", "dv", *(key for key, option in own.items() if option in options)]
-    for key, gradient in zip(names, found, strict=True):
+    for key, gradient in zip(names, results, strict=True):
         close(gradient.float().numpy(), exact[key], key, tolerance)
     return attn
 
@@ -197,7 +196,7 @@ def test_tables_of_a_score(target):
     drops = {"dropout_p": 0.3, "dropout_seed": SEED}
     out, lse = attn(q, k, v, return_lse=True, **drops, **tables)
     assert attn.dropping.target.name == target
-    found = attn.backward(q, k, v, out, lse, dout, **drops, **tables)
+    results = attn.backward(q, k, v, out, lse, dout, **drops, **tables)
     made = ScoreOf(score.inputs, data, n, n)
     given, kept = [x.float().numpy() for x in (q, k, v)], factors(0.3, SEED, 1, 2, n, n)
     live = mc.causal().dense(n)
@@ -205,7 +204,7 @@ def test_tables_of_a_score(target):
     close(out.float().numpy(), right, "out", 0.01)
     close(lse, right_lse, "lse", 0.01)
     exact = gradients(*given, live, dout.float().numpy(), score=made, dropout=kept)
-    for key, gradient in zip(["dq", "dk", "dv", "d bias"], found, strict=True):
+    for key, gradient in zip(["dq", "dk", "dv", "d bias"], results, strict=True):
         close(gradient.float().numpy(), exact[key], key, 0.01)
 
 

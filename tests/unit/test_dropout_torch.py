@@ -6,12 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import DropoutRate, DropoutSeed  # noqa: E402
-from maskc.reference.dropout import factors  # noqa: E402
+import maskc as mc
+from maskc.core.errors import DropoutRate, DropoutSeed
+from maskc.reference.dropout import factors
 
 CAUSAL = mc.causal()
 
@@ -159,8 +158,8 @@ def test_captured_arrays_and_data():
                                rtol=1e-5, atol=1e-5)  # fmt: skip
     ids = torch.arange(40) // 9
     right = mc.attention(q, k, v, mc.where(lambda q, k: ids[q] == ids[k]), **drops)
-    found = mc.attention(q, k, v, mc.documents("doc"), doc=ids, **drops)
-    torch.testing.assert_close(found, right)
+    out = mc.attention(q, k, v, mc.documents("doc"), doc=ids, **drops)
+    torch.testing.assert_close(out, right)
 
 
 def test_lse_does_not_see_dropout_in_a_graph():

@@ -30,10 +30,10 @@ Keep = Callable[[int, int, int, int, int], bool]
 
 def matrix(keep: Keep, n_q: int, n_kv: int, align: str = "end") -> np.ndarray:
     offset = n_kv - n_q if align == "end" else 0
-    found = np.zeros((n_q, n_kv), dtype=bool)
+    array = np.zeros((n_q, n_kv), dtype=bool)
     for q, k in np.ndindex(n_q, n_kv):
-        found[q, k] = keep(q, k, q + offset, n_q, n_kv)
-    return found
+        array[q, k] = keep(q, k, q + offset, n_q, n_kv)
+    return array
 
 
 ALIGNED: list[tuple[Callable[[str], mc.Mask], Keep]] = [
@@ -146,10 +146,10 @@ def test_random_blocks_draw_the_least_hashes_also_before_the_first_key() -> None
     assert step(0) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 from state 0
     mask = mc.random_blocks(3, 2, 5)
     for n_q, n_kv in [(20, 20), (4, 17), (17, 4), (2, 5)]:
-        found = dense(mask, n_q, n_kv)
+        dense_mask = dense(mask, n_q, n_kv)
         for q in range(n_q):
             row = least((q + n_kv - n_q) // 3, -(-n_kv // 3))
-            assert [k // 3 in row for k in range(n_kv)] == found[q].tolist()
+            assert [k // 3 in row for k in range(n_kv)] == dense_mask[q].tolist()
     assert dense(mc.random_blocks(4, 99, 0), 9).all()
     assert not dense(mc.random_blocks(4, 0, 0), 9).any()
 
@@ -164,11 +164,11 @@ def test_documents_by_ids_by_lengths_and_by_pairs() -> None:
     lengths = np.array([0, 0, 2, 2, 2, 2])
     assert np.array_equal(dense(mc.documents("doc"), 6, doc=ends), lengths[:, None] == lengths)
     pair = np.array([1, 2]), np.array([2, 2, 1])
-    found = dense(mc.documents("doc"), 2, 3, doc=pair)
-    assert np.array_equal(found, [[False, False, True], [True, True, False]])
+    dense_mask = dense(mc.documents("doc"), 2, 3, doc=pair)
+    assert np.array_equal(dense_mask, [[False, False, True], [True, True, False]])
     mixed = mc.cu_seqlens([0, 1, 2]), mc.cu_seqlens([0, 2, 3])
-    found = dense(mc.documents("doc"), 2, 3, doc=mixed)
-    assert np.array_equal(found, [[True, True, False], [False, False, True]])
+    dense_mask = dense(mc.documents("doc"), 2, 3, doc=mixed)
+    assert np.array_equal(dense_mask, [[True, True, False], [False, False, True]])
 
 
 def test_flags_intervals_and_tables() -> None:
@@ -176,8 +176,8 @@ def test_flags_intervals_and_tables() -> None:
     assert np.array_equal(dense(mc.flags("seen"), 2, 4, seen=flag), [flag, flag])
     assert np.array_equal(dense(mc.flags("f", on="q"), 4, 2, f=flag), np.array([flag, flag]).T)
     low, high = np.array([0, -3, 2, 4]), np.array([2, 9, 2, 1])
-    found = dense(mc.intervals("span"), 4, 5, span=(low, high))
-    assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1, 2, 3, 4], [], []]
+    dense_mask = dense(mc.intervals("span"), 4, 5, span=(low, high))
+    assert [np.flatnonzero(row).tolist() for row in dense_mask] == [[0, 1], [0, 1, 2, 3, 4], [], []]
     table = np.array([[1, 0], [0, 1]])
     expected = np.kron(table, np.ones((3, 3)))[:5, :4] > 0
     assert np.array_equal(dense(mc.block_table("t", 3), 5, 4, t=table), expected)
@@ -186,10 +186,12 @@ def test_flags_intervals_and_tables() -> None:
 
 def test_lists_of_keys() -> None:
     lists = np.array([[2, -1, 2], [-1, -1, -1], [0, 3, 1]])
-    found = dense(mc.key_lists("keys"), 3, 4, keys=lists)
-    assert [np.flatnonzero(row).tolist() for row in found] == [[2], [], [0, 1, 3]]
+    dense_mask = dense(mc.key_lists("keys"), 3, 4, keys=lists)
+    assert [np.flatnonzero(row).tolist() for row in dense_mask] == [[2], [], [0, 1, 3]]
     several = np.stack([lists, lists[::-1]])
-    assert np.array_equal(dense(mc.key_lists("keys"), 3, 4, keys=several), [found, found[::-1]])
+    assert np.array_equal(
+        dense(mc.key_lists("keys"), 3, 4, keys=several), [dense_mask, dense_mask[::-1]]
+    )
     with pytest.raises(DataRange):
         dense(mc.key_lists("keys"), 3, 3, keys=lists)
 
@@ -199,8 +201,8 @@ def test_a_tree_sees_ancestors_whichever_way_it_is_given() -> None:
     above = [{0, 2, 1}, {1}, {2, 1}, {3, 2, 1}, {4, 1}, {5}]
     tin, tout = np.array([2, 0, 1, 3, 4, 5]), np.array([3, 5, 4, 4, 5, 6])
     for given in (mc.parents(parent), (tin, tout)):
-        found = dense(mc.tree("walk"), 6, walk=given)
-        assert [set(np.flatnonzero(row)) for row in found] == above
+        dense_mask = dense(mc.tree("walk"), 6, walk=given)
+        assert [set(np.flatnonzero(row)) for row in dense_mask] == above
     with pytest.raises(DataRange):
         dense(mc.tree("walk"), 2, walk=mc.parents([1, 0]))
 
@@ -208,17 +210,17 @@ def test_a_tree_sees_ancestors_whichever_way_it_is_given() -> None:
 def test_a_leading_batch_dimension_of_data_leads_the_result() -> None:
     ids = np.array([[0, 0, 1], [0, 1, 1]])
     mask = mc.causal() & mc.documents("doc")
-    found = dense(mask, 3, doc=ids)
-    assert found.shape == (2, 3, 3)
+    dense_mask = dense(mask, 3, doc=ids)
+    assert dense_mask.shape == (2, 3, 3)
     for b in range(2):
-        assert np.array_equal(found[b], dense(mask, 3, doc=ids[b]))
+        assert np.array_equal(dense_mask[b], dense(mask, 3, doc=ids[b]))
     table = np.zeros((2, 3, 1, 1), dtype=bool)
     table[1, 2] = True
     both = mc.documents("doc") & mc.block_table("t", 4)
-    found = dense(both, 3, doc=ids, t=table)
-    assert found.shape == (2, 3, 3, 3)
-    assert np.array_equal(found[1, 2], dense(mc.documents("doc"), 3, doc=ids[1]))
-    assert not found[0].any()
+    dense_mask = dense(both, 3, doc=ids, t=table)
+    assert dense_mask.shape == (2, 3, 3, 3)
+    assert np.array_equal(dense_mask[1, 2], dense(mc.documents("doc"), 3, doc=ids[1]))
+    assert not dense_mask[0].any()
     shared = dense(both, 3, doc=ids, t=table[:, :1])
     assert shared.shape == (2, 3, 3)
 
@@ -240,22 +242,22 @@ def test_data_of_other_libraries() -> None:
 
 def test_heads() -> None:
     mask = (mc.heads(1) & mc.causal()) | (mc.heads(0, 2) & mc.sinks(1))
-    found = dense(mask, 4, n_heads=4)
+    dense_mask = dense(mask, 4, n_heads=4)
     causal, sink = dense(mc.causal(), 4), dense(mc.sinks(1), 4)
-    assert np.array_equal(found, [sink, causal, sink, np.zeros((4, 4))])
+    assert np.array_equal(dense_mask, [sink, causal, sink, np.zeros((4, 4))])
 
 
 def test_per_head() -> None:
-    found = dense(mc.per_head([mc.causal(), mc.full()]) - mc.sinks(1), 3, n_heads=2)
+    dense_mask = dense(mc.per_head([mc.causal(), mc.full()]) - mc.sinks(1), 3, n_heads=2)
     sink = dense(mc.sinks(1), 3)
-    assert np.array_equal(found, [dense(mc.causal(), 3) & ~sink, ~sink])
+    assert np.array_equal(dense_mask, [dense(mc.causal(), 3) & ~sink, ~sink])
     assert dense(mc.per_head([mc.causal(), mc.causal()]), 3).shape == (3, 3)
 
 
 def test_formulas_of_the_head() -> None:
-    found = dense(mc.where(lambda h, q, k: (q + k) % 3 == h), 3, n_heads=2)
+    dense_mask = dense(mc.where(lambda h, q, k: (q + k) % 3 == h), 3, n_heads=2)
     total = np.add.outer(np.arange(3), np.arange(3)) % 3
-    assert np.array_equal(found, [total == 0, total == 1])
+    assert np.array_equal(dense_mask, [total == 0, total == 1])
 
 
 def test_tables_by_head() -> None:

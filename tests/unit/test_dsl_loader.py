@@ -104,8 +104,8 @@ def test_what_a_file_prints_is_no_result(here: Path):
         "    print('called')\n    return mc.window(width)\n"
     )
     write(here, "prints.py", body)
-    found = maskc_json("compile", "prints.py", "--emit", "mask", "--set", "width=4")
-    assert found == {"mask": {"near": "window(4)\n"}}
+    answer = maskc_json("compile", "prints.py", "--emit", "mask", "--set", "width=4")
+    assert answer == {"mask": {"near": "window(4)\n"}}
     done = maskc("compile", "prints.py", "--emit", "mask")
     assert done.stdout == "window(3)\n"
     assert done.stderr.split() == ["loading", "called", "called"]
@@ -189,10 +189,10 @@ def test_a_link_is_the_file_it_names(here: Path, tmp_path: Path):
     )
     target = write(real, "target.py", body)
     (here / "link.py").symlink_to(target)
-    found = mc.load("link.py")
-    assert list(found) == ["near"]
-    assert found["near"]() == mc.window(7)
-    assert found["near"].loc.file == "link.py"
+    loaded = mc.load("link.py")
+    assert list(loaded) == ["near"]
+    assert loaded["near"]() == mc.window(7)
+    assert loaded["near"].loc.file == "link.py"
     target.write_text(target.read_text() + "wrong = mc.window(-1)\n")
     with pytest.raises(NegativeWidth, match=r"MC101 link\.py:6:9"):
         mc.load("link.py")

@@ -154,11 +154,11 @@ def test_load_gives_patterns_and_masks_in_file_order(tmp_path: Path) -> None:
         "@mc.pattern\n"
         "def wide(w: int = 3):\n    return mc.window(w)\n",
     )
-    found = mc.load(path)
-    assert list(found) == ["plain", "wide"]
-    assert found["plain"] == mc.causal()
-    assert found["wide"](w=5) == mc.window(5)
-    assert mc.load(str(path)) == found
+    loaded = mc.load(path)
+    assert list(loaded) == ["plain", "wide"]
+    assert loaded["plain"] == mc.causal()
+    assert loaded["wide"](w=5) == mc.window(5)
+    assert mc.load(str(path)) == loaded
 
 
 def test_patterns_of_an_imported_neighbour_are_not_the_files_own(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_patterns_of_an_imported_neighbour_are_not_the_files_own(tmp_path: Path)
         "importer.py",
         "from neighbour_of_test import one\n@mc.pattern\ndef two():\n    return ~one()\n",
     )
-    found = mc.load(path)
-    assert list(found) == ["two"]
-    assert found["two"]() == ~mc.causal()
+    loaded = mc.load(path)
+    assert list(loaded) == ["two"]
+    assert loaded["two"]() == ~mc.causal()
 
 
 THREE = """

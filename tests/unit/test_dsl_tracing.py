@@ -131,8 +131,8 @@ def test_a_parameter_from_outside_the_function() -> None:
 
 def test_lengths_and_parameters() -> None:
     mask = mc.where(lambda q, k: (q < mc.n_q // 2) & (k >= mc.n_kv - mc.param("tail", 2)))
-    found = dense(mask, 4, 6)
-    assert np.array_equal(np.argwhere(found), [[0, 4], [0, 5], [1, 4], [1, 5]])
+    dense_mask = dense(mask, 4, 6)
+    assert np.array_equal(np.argwhere(dense_mask), [[0, 4], [0, 5], [1, 4], [1, 5]])
     assert dense(mask, 4, 6, tail=1).sum() == 2
 
 

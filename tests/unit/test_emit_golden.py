@@ -42,7 +42,7 @@ def plan(mask: mc.Mask, target: str, head_dim: int = 64):
 
 def shapes(made: KernelPlan) -> str:
     """The text that a mask decides in its sources: predicates, tile ranges, bounds."""
-    reads = sorted({name for each in made.masks for name in E.arrays(each.lifted.shape)})
+    reads = sorted({name for mask in made.masks for name in E.arrays(mask.lifted.shape)})
     spec = kernel_spec(made, tuple(reads))
     parts = []
     for shape in spec.shapes:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.layout.work import work_list
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.watched import Watched
-
-torch = pytest.importorskip("torch")
-
-from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import tensors  # noqa: E402
-from tests.support.hopper import with_rules  # noqa: E402
-from tests.support.judged_lists import dense, exact, judged, on_device  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
+from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import tensors
+from tests.support.hopper import with_rules
+from tests.support.judged_lists import dense, exact, judged, on_device
+from tests.support.thorough import alternating, chiefly, more, pairwise
 
 CAUSAL = mc.causal()
 
@@ -46,7 +44,7 @@ def made(n_q=N, n_kv=N, *, batch=2, heads=4, kv_heads=2, dim=64, seed=0):
     ),
 )
 def test_results(hopper, name, deterministic):
-    """Of the device's lists those of the host's, and near fp64's."""
+    """Results with the device's lists are those with the host's, and near fp64's."""
     judged(LISTS[name], made(), 1, deterministic=deterministic)
 
 
@@ -102,12 +100,12 @@ def test_with_other_normalizers_and_safe_values(hopper, target, options):
     attn, (q, k, v, dout) = mask.compile(head_dim=64, target=target), made()
     data = {"x": padding(np.random.default_rng(1))}
     there = {key: on_device(value) for key, value in data.items()}
-    found = attn(q, k, v, return_lse=True, **options, **there)
+    results = attn(q, k, v, return_lse=True, **options, **there)
     assert isinstance(attn._last[1], ListsPlan)
     want = attn(q, k, v, return_lse=True, **options, **data)
-    assert all(map(torch.equal, found, want))
+    assert all(map(torch.equal, results, want))
     if target == "simt" or "alpha" in options:
-        rest = (q, k, v, *found, dout)
+        rest = (q, k, v, *results, dout)
         gradients = attn.backward(*rest, **options, **there)
         assert isinstance(attn._last[1], ListsPlan)
         for mine, its in zip(gradients, attn.backward(*rest, **options, **data), strict=True):
@@ -153,16 +151,16 @@ def test_formulas_and_dropout(hopper, launched, name, target, kind):
         options = options | {"bias": torch.randn(4, 2 * N, generator=torch.manual_seed(0))}
     attn, (q, k, v, dout) = mask.compile(64, target=target, score=score), made()
     assert attn.target.name == target
-    found = attn(q, k, v, return_lse=True, **options, **there)
+    results = attn(q, k, v, return_lse=True, **options, **there)
     again = attn(q, k, v, return_lse=True, **options, **there)
-    assert all(map(torch.equal, found, again))
+    assert all(map(torch.equal, results, again))
     assert launched["data_bounds"] == 1
-    gradients = attn.backward(q, k, v, *found, dout, **options, **there)
+    gradients = attn.backward(q, k, v, *results, dout, **options, **there)
     assert launched["data_bounds"] == 2
     want = attn(q, k, v, return_lse=True, **options, **data)
     exact_ = attn.backward(q, k, v, *want, dout, **options, **data)
     assert launched["data_bounds"] == 2
-    for number, (one, two) in enumerate(zip((*found, *gradients), (*want, *exact_), strict=True)):
+    for number, (one, two) in enumerate(zip((*results, *gradients), (*want, *exact_), strict=True)):
         # shares of a table's entry cancel: the largest entry tells the rounding of them all
         largest = max(1.0, two.abs().max().item()) if number == 5 else 1.0
         torch.testing.assert_close(one, two, atol=3e-2 * largest, rtol=3e-2)
@@ -214,11 +212,11 @@ def test_a_call_like_the_last_one_is_known_again(hopper, monkeypatch):
 
     def called(reads, **data):
         data = {"x": (low, high), "f": flags, "w": 40} | data
-        found = attn(*given[:3], **data)
+        out = attn(*given[:3], **data)
         assert len(read) == reads
         on_host = {name: value if name == "w" else _on_host(value) for name, value in data.items()}
         want = exact(*given[:3], dense(mask, on_host))
-        torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
     called(1)
     called(1)
@@ -263,9 +261,9 @@ def test_arrays_that_are_gone_are_not_mistaken(hopper):
     attn, given = (mc.flags("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made()
     for keys in (100, 250, 30, 299):
         flags = torch.arange(N) < keys  # may lie where the last one lay
-        found = attn(*given[:3], x=flags)
+        out = attn(*given[:3], x=flags)
         want = attn(*given[:3], x=flags.numpy())
-        torch.testing.assert_close(found, want, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
         del flags
 
 
@@ -294,8 +292,8 @@ def test_lists_that_were_found_right_are_not_doubted_again(hopper, beside):
 
     def launches(spoilt=0):
         before = len(hopper.launches)
-        found = attn(*given[:3], **data)
-        assert int(found.isnan().all()) == spoilt
+        out = attn(*given[:3], **data)
+        assert int(out.isnan().all()) == spoilt
         return [entry.rsplit("_", 1)[-1] for entry, _ in hopper.launches[before:]]
 
     assert launches()[-2:] == ["forward", "results"]
@@ -333,16 +331,16 @@ def test_few_queries_share_a_tile(hopper, n_q):
     attn, given = mask.compile(head_dim=64, target="sm_90a"), made(n_q, N)
     rng = np.random.default_rng(0)
     data = {"x": rng.random((2, N)) < 0.5, "y": rng.random((2, N)) < 0.8}
-    found = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
+    out = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
     assert attn.last_sources[-1].endswith("pack_gqa")
     live = mask.dense(n_q, N, **data)[:, None]
-    torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("number", [1, 132])
 @pytest.mark.parametrize("shared", [False, True])
 def test_rows_of_few_queries_are_cut(hopper, monkeypatch, number, shared):
-    """As with data on the host, whose bits they have: lengths from none of all keys to all."""
+    """Results have the bits of data on the host: lengths from none of all keys to all."""
     monkeypatch.setattr(work_list, "_MULTIPROCESSORS", number)
     mask, n = mc.flags("x") & CAUSAL, 1300
     attn = with_rules(
@@ -399,12 +397,12 @@ def test_captured_arrays_are_read_where_they_are(hopper, name):
     mask_mod = captured_masks(n, heads)[name]
     mask, given = mc.from_mask_mod(mask_mod), made(n, n, heads=heads, kv_heads=1)
     attn = mask.compile(head_dim=64, target="sm_90a", n_heads=heads)
-    found = attn(*given[:3])
+    out = attn(*given[:3])
     assert isinstance(attn._last[1], ListsPlan)
     place = [torch.arange(size) for size in (2, heads, n, n)]
     live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
     want = exact(*given[:3], live.numpy())
-    torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
 
 def test_tables_of_pairs_with_many_queries_are_read_on_the_host(hopper):

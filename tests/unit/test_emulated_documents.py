@@ -7,24 +7,18 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import DataRange
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support import cases  # noqa: E402
-from tests.support.documents import (  # noqa: E402
-    lengths_on_device,
-    lengths_on_host,
-    neighbours_change_no_bit,
-)
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import with_rules  # noqa: E402
-from tests.support.judged_lists import exact, near  # noqa: E402
+from tests.support import cases
+from tests.support.documents import lengths_on_device, lengths_on_host, neighbours_change_no_bit
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, results, tensors, wrong
+from tests.support.hopper import with_rules
+from tests.support.judged_lists import exact, near
 
 DOCUMENTS = mc.documents("doc")
 MASKS = cases.masks(cases.DOCUMENTS, cases.EMULATOR)
@@ -47,16 +41,16 @@ on_host = partial(lengths_on_host, most=80)
     ("name", "dim"), [*((name, 64) for name in MASKS), ("causal", 96), ("causal", 128)]
 )
 def test_results(name, dim):
-    """Of the device's lists and of the host's the same bits, and those near fp64's. A key that is
+    """Lists of the device and of the host give the same bits, near fp64's. A key that is
     NaN reaches the queries that see it, and no others."""
     attn, given = compiled(MASKS[name], dim), made(sum(LENGTHS), dim=dim)
     given[1][0, 0, 150] = torch.nan  # in the document of 77 tokens
-    found = called(attn, *given, {"doc": on_device(LENGTHS)}, deterministic=True)
+    computed = called(attn, *given, {"doc": on_device(LENGTHS)}, deterministic=True)
     assert isinstance(attn._last[1], ListsPlan)
     want = called(attn, *given, {"doc": on_host(LENGTHS)}, deterministic=True)
     assert not isinstance(attn._last[1], ListsPlan)
     for key, x in want.items():
-        assert torch.equal(x.nan_to_num(7.0), found[key].nan_to_num(7.0)), key
+        assert torch.equal(x.nan_to_num(7.0), computed[key].nan_to_num(7.0)), key
 
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     live = torch.tensor(MASKS[name].dense(len(ids), doc=ids))
@@ -64,9 +58,9 @@ def test_results(name, dim):
     scores = (q @ k.transpose(-1, -2) * dim**-0.5).masked_fill(~live, -torch.inf)
     touched = live[:, 150]
     exact = torch.softmax(scores, -1) @ v
-    assert torch.equal(found["out"].isnan().any(-1), touched.expand(1, 2, -1))
+    assert torch.equal(computed["out"].isnan().any(-1), touched.expand(1, 2, -1))
     torch.testing.assert_close(
-        found["out"][:, :, ~touched].double(), exact[:, :, ~touched], atol=2e-2, rtol=2e-2
+        computed["out"][:, :, ~touched].double(), exact[:, :, ~touched], atol=2e-2, rtol=2e-2
     )
 
 
@@ -74,11 +68,11 @@ def test_results(name, dim):
 def test_other_normalizers_and_safe_values(options):
     """The device makes the lists of sources that have these as well."""
     attn, (q, k, v, _) = compiled(MASKS["causal"]), made(sum(LENGTHS))
-    found = attn(q, k, v, return_lse=True, **options, doc=on_device(LENGTHS))
+    computed = attn(q, k, v, return_lse=True, **options, doc=on_device(LENGTHS))
     assert isinstance(attn._last[1], ListsPlan)
     want = attn(q, k, v, return_lse=True, **options, doc=on_host(LENGTHS))
     assert not isinstance(attn._last[1], ListsPlan)
-    assert all(map(torch.equal, found, want))
+    assert all(map(torch.equal, computed, want))
 
 
 def test_more_tiles_than_a_block_keeps_while_it_waits(monkeypatch):
@@ -91,15 +85,15 @@ def test_more_tiles_than_a_block_keeps_while_it_waits(monkeypatch):
     monkeypatch.setattr("maskc.runtime.launch.kernels.build", short)
     attn, given = compiled(DOCUMENTS), made(300)
     lengths = [7, 3, 90, 11, 2, 9, 70, 108]
-    found = called(attn, *given, {"doc": on_device(lengths, most=None)}, deterministic=True)
+    computed = called(attn, *given, {"doc": on_device(lengths, most=None)}, deterministic=True)
     assert isinstance(attn._last[1], ListsPlan)
     want = called(attn, *given, {"doc": on_host(lengths, most=None)}, deterministic=True)
-    assert all(torch.equal(x, found[name]) for name, x in want.items())
+    assert all(torch.equal(x, computed[name]) for name, x in want.items())
 
 
 def test_columns_are_not_cut_where_order_matters():
     """The host would have several blocks make shares of a long column, which are added in another
-    order. Sums over the first half and the second cancel but for a little, so the order shows."""
+    order. Sums over the first half and the second cancel almost, so the order shows."""
     attn, given = with_rules(compiled(MASKS["short sinks"]), {}, {"most_tiles": 1}), made(640)
     given[0].zero_()
     given[3][:, :, 64:320] += 2.0**14
@@ -134,8 +128,8 @@ def test_a_broken_promise_is_spoilt_and_said():
     attn, given = compiled(MASKS["causal"]), made(300)
     fine = attn(*given[:3], doc=on_device([80, 80, 80, 60]))
     assert not fine.isnan().any()
-    found = attn(*given[:3], return_lse=True, doc=on_device([80, 81, 79, 60]))
-    assert all(x.isnan().all() for x in found)
+    computed = attn(*given[:3], return_lse=True, doc=on_device([80, 81, 79, 60]))
+    assert all(x.isnan().all() for x in computed)
     with pytest.raises(DataRange, match="more tokens than max_seqlen promised"):
         attn(*given[:3], doc=on_device([80, 80, 80, 60]))
     assert torch.equal(attn(*given[:3], doc=on_device([80, 80, 80, 60])), fine)
@@ -149,11 +143,11 @@ def test_random_lengths(most):
     attn = compiled(MASKS["causal"])
     for n in (61, 230):
         ends = [[0], [0]]
-        for own in ends:
-            while own[-1] < n:
-                own.append(min(n, own[-1] + int(rng.integers(1, most + 1))))
+        for end in ends:
+            while end[-1] < n:
+                end.append(min(n, end[-1] + int(rng.integers(1, most + 1))))
         count = max(map(len, ends))
-        both = np.array([own + [n] * (count - len(own)) for own in ends])  # the last are empty
+        both = np.array([end + [n] * (count - len(end)) for end in ends])  # the last are empty
         x = tensors(n, n, 64, torch.bfloat16, most, batch=2, heads=2, kv_heads=1, device="cpu")
         want, found = (
             called(attn, *x, {"doc": mc.cu_seqlens(given, max_seqlen=most)}, deterministic=True)
@@ -227,9 +221,9 @@ def test_data_of_every_head(mask):
     ids = torch.randint(0, 4, (2, 2, 150), generator=torch.Generator().manual_seed(0)).sort().values
     live = torch.tensor(mask.dense(150, doc=ids))
     assert live.shape == (2, 2, 150, 150)
-    found = called(compiled(mask), *given, {"doc": ids})
+    computed = called(compiled(mask), *given, {"doc": ids})
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 FLAGGED = DOCUMENTS & mc.flags("f")
@@ -270,9 +264,9 @@ def test_lists_of_keys(heads):
     given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
     live = torch.tensor(mask.dense(150, keys=lists)).reshape(2, heads, 150, 150)
     live = live.expand(2, 2, 150, 150)
-    found = called(compiled(mask), *given, {"keys": lists.int()})
+    computed = called(compiled(mask), *given, {"keys": lists.int()})
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 def test_blocks_that_count_from_each_document():
@@ -283,6 +277,6 @@ def test_blocks_that_count_from_each_document():
     data = {"doc": on_device(lengths, most=None), "q_position": place, "k_position": place}
     q, k = (x.float() for x in given[:2])
     live = torch.tensor(mask.dense(len(place), n_heads=2, heads_kv=1, q=q, k=k, **data))
-    found = called(compiled(mask), *given, data)
+    computed = called(compiled(mask), *given, data)
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)

@@ -28,12 +28,12 @@ def passes(call: Call, seed: int = 3) -> dict[str, np.ndarray]:
 
 
 def check(call: Call, seen: np.ndarray) -> None:
-    found = passes(call)
-    out, lse, dout = (found.pop(name) for name in ("out", "lse", "dout"))
+    results = passes(call)
+    out, lse, dout = (results.pop(name) for name in ("out", "lse", "dout"))
     options = {"scale": call.scale, "softcap": call.softcap, "alibi_slopes": call.alibi}
     problem = Problem(call.q, call.k, call.v, seen, dout, call.alpha, options)
     problem.check_forward(out, lse)
-    problem.check_backward(found)
+    problem.check_backward(results)
 
 
 def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
@@ -125,7 +125,7 @@ def test_threads_batch_and_neighbours_do_not_change_bits(alpha: float) -> None:
 def test_rows_longer_than_what_is_kept_give_the_same_bits(monkeypatch, kept: int) -> None:
     """Scores beyond the kept tiles are computed again, also where there is no memory at all."""
     usual, _ = many(kernels(F16), (70, 500), batch=1, alpha=1.5)
-    found = passes(usual)
+    results = passes(usual)
 
     def fewer(template: str, spec: object) -> str:
         text = standing_alone(environment.render(template, spec))
@@ -135,7 +135,7 @@ def test_rows_longer_than_what_is_kept_give_the_same_bits(monkeypatch, kept: int
     monkeypatch.setattr(cpu_harness, "render", fewer)
     monkeypatch.setattr(cpu_harness, "build", cpu_harness.build.__wrapped__)
     again, _ = many(kernels(F16), (70, 500), batch=1, alpha=1.5)
-    assert same(found, passes(again))
+    assert same(results, passes(again))
 
 
 # ------------------------------------------------------------------ what does not matter
@@ -169,13 +169,13 @@ def test_poison_reaches_only_who_sees_it(name: str, value: float) -> None:
 def test_poison_in_the_backward_pass() -> None:
     """A value of weight 0 touches no gradient; a NaN in dout only what its query sees."""
     call, _ = many(kernels(), (130, 130), batch=1, heads=(4, 4), alpha=2.0)
-    found = passes(call)
-    out, lse, dout = (found.pop(name) for name in ("out", "lse", "dout"))
-    idle = ~found["dv"].any(-1)
+    results = passes(call)
+    out, lse, dout = (results.pop(name) for name in ("out", "lse", "dout"))
+    idle = ~results["dv"].any(-1)
     assert idle.any()
     call.v[idle] = np.nan
     again = call.backward(out, lse, dout)
-    assert same(found, again)
+    assert same(results, again)
     dout[0, 1, 70] = np.nan
     again = call.backward(out, lse, dout)
     rows = np.isnan(again["dq"]).any(-1)
@@ -185,12 +185,12 @@ def test_poison_in_the_backward_pass() -> None:
 
 def test_rows_without_keys() -> None:
     call, seen = many(kernels(), (130, 100), batch=1, head_variant=(4, 4, 4, 4), alpha=1.5)
-    found = passes(call)
+    results = passes(call)
     empty = ~seen[0].any(-1)
     assert empty.any()
-    assert not found["out"][0][empty].any()
-    assert np.isneginf(found["lse"][0][empty]).all()
-    assert not found["dq"][0][empty].any()
+    assert not results["out"][0][empty].any()
+    assert np.isneginf(results["lse"][0][empty]).all()
+    assert not results["dq"][0][empty].any()
 
 
 def test_the_source_is_tidy() -> None:

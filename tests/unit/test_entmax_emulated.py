@@ -6,17 +6,15 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
-from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, chiefly, each, more, pairwise  # noqa: E402
+from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors
+from tests.support.exact_entmax import check, check_mask, weights
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating, chiefly, each, more, pairwise
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -72,16 +70,7 @@ def test_alphas(alpha, spread, target):
 
 
 @pytest.mark.parametrize(
-    ("dim", "deterministic"),
-    alternating(
-        [
-            96,
-            more(128),
-            more(192),
-            256,
-        ],
-        [False, True],
-    ),
+    ("dim", "deterministic"), alternating([96, more(128), more(192), 256], [False, True])
 )
 def test_head_dimensions(dim, deterministic):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
@@ -121,8 +110,7 @@ def test_lists_of_long_rows(driver, alpha, spread):
 
 
 @pytest.mark.parametrize(
-    ("dim", "alpha"),
-    pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(96, 1.6)]),
+    ("dim", "alpha"), pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(96, 1.6)])
 )
 def test_values_without_weight_are_not_read(dim, alpha):
     """Where rows have few keys with a weight; tensors lie one token after another."""
@@ -210,4 +198,4 @@ def test_a_poisoned_key_does_not_leave_its_tiles(name):
     assert torch.equal(before["out"][blind], after["out"][blind])
     assert torch.equal(before["dq"][blind], after["dq"][blind])
     assert after["dq"][0, 2:, 290:].isnan().all()
-    assert all(after[each][1].isfinite().all() for each in GRADIENTS)
+    assert all(after[gradient][1].isfinite().all() for gradient in GRADIENTS)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadTensors
-
-torch = pytest.importorskip("torch")
-
-from maskc.lab.evaluate.information import _Part  # noqa: E402
-from maskc.lab.evaluate.tensors import LayerTensors, Tensors, _layer  # noqa: E402
+from maskc.lab.evaluate.information import _Part
+from maskc.lab.evaluate.tensors import LayerTensors, Tensors, _layer
 
 N, HEADS, GROUPS, DIM = 48, 4, 2, 8
 MASKS = {
@@ -81,18 +79,18 @@ def test_as_computed_plainly(name: str):
 def test_bounds_and_ends():
     """Full loses nothing; nothing beats the ceiling; outputs stay within the bound."""
     given = mc.evaluate.tensors(*drawn())
-    found = mc.evaluate.information_loss({"full": mc.full(), **MASKS}, given)
-    full = found["full"]
+    losses = mc.evaluate.information_loss({"full": mc.full(), **MASKS}, given)
+    full = losses["full"]
     assert full.retained.value == pytest.approx(1, abs=1e-6)
     assert full.output_error.value == pytest.approx(0, abs=1e-5)
     assert (full.floor, full.empty_rows, full.bound_used) == (1.0, 0, 0.0)
-    for name, each in found.items():
+    for name, each in losses.items():
         assert each.retained.value <= each.ceiling + 1e-5, name
         assert 0 < each.bound_used <= 1 or name == "full", name
         assert each.retained.low <= each.retained.value <= each.retained.high
-    best = found["best"]
+    best = losses["best"]
     assert best.retained.value == pytest.approx(best.ceiling, abs=1e-5)
-    assert found["far"].empty_rows == 3 * HEADS * 2 * 2
+    assert losses["far"].empty_rows == 3 * HEADS * 2 * 2
 
 
 def test_a_row_without_a_key_retains_nothing():
@@ -161,7 +159,7 @@ def test_what_softmax_sees_beside_the_mask(kind: str):
     layer = LayerTensors(0, q, k, v, DIM**-0.5, **more)
     masks = {"window": mc.window(3) | mc.sinks(1), "none": mc.causal() - mc.full(),
              "best": mc.topk(6, of=mc.causal())}  # fmt: skip
-    found = mc.evaluate.information_loss(masks, Tensors((layer,), "drawn"), resamples=5)
+    losses = mc.evaluate.information_loss(masks, Tensors((layer,), "drawn"), resamples=5)
 
     keys, values = (x.double().repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
     products = q.double() @ keys.mT * DIM**-0.5
@@ -189,11 +187,11 @@ def test_what_softmax_sees_beside_the_mask(kind: str):
             keep = torch.from_numpy(mask.dense(N)) & causal
         out, kept = attended(keep)
         error = ((out - dense).norm(dim=-1) / dense.norm(dim=-1)).mean()
-        assert found[name].output_error.value == pytest.approx(float(error), abs=1e-5)
+        assert losses[name].output_error.value == pytest.approx(float(error), abs=1e-5)
         retained = (kept - lse).exp().mean()
-        assert found[name].retained.value == pytest.approx(float(retained), abs=1e-5)
-        assert found[name].floor - 1e-5 <= found[name].ceiling
-    assert found["window"].retained.value <= found["window"].ceiling
+        assert losses[name].retained.value == pytest.approx(float(retained), abs=1e-5)
+        assert losses[name].floor - 1e-5 <= losses[name].ceiling
+    assert losses["window"].retained.value <= losses["window"].ceiling
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "t5"])
@@ -223,8 +221,8 @@ def test_captured_tensors_give_the_models_own_attention(kind: str):
     for weight in model.parameters():
         weight.data.mul_(4)
     seen: list[torch.Tensor] = []
-    for each in outputs:
-        each.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    for output in outputs:
+        output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     given = mc.evaluate.capture(model, ids)
     for layer, out in zip(given.layers, seen, strict=True):
         assert (layer.softcap, layer.sinks, layer.score) != (None, None, None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.ir.names import declared_names
 from maskc.lab.evaluate import matrices as M
 from maskc.reference.attention import attention
-
-torch = pytest.importorskip("torch")
 
 N = 83
 MASKS = {
@@ -39,10 +38,10 @@ def test_attention_is_that_of_the_mask(name: str, rows: int, monkeypatch: pytest
     k, v = torch.randn(2, 2, 2, N, 16).unbind(0)
     keep = mask.dense(N)
     assert np.array_equal(matrices.of(mask, N).numpy(), keep)
-    found = matrices.attention(q, k, v, mask, scale=0.3)
-    assert torch.allclose(found, right(q, k, v, keep), atol=1e-5)
+    out = matrices.attention(q, k, v, mask, scale=0.3)
+    assert torch.allclose(out, right(q, k, v, keep), atol=1e-5)
     again = mc.attention(q, k, v, mask, scale=0.3)
-    assert torch.allclose(found, again, atol=1e-5)
+    assert torch.allclose(out, again, atol=1e-5)
 
 
 def test_matrices_made_elsewhere_are_used():
@@ -83,10 +82,10 @@ def test_masks_that_read_arrays():
         data = {"far": torch.from_numpy(rng.random((2, N)) < 0.4), "tree": mc.parents(above)}
         for mask in masks:
             own = {name: value for name, value in data.items() if name in declared_names(mask)}
-            found = matrices.attention(q, k, v, mask, **own)
-            assert torch.allclose(found, mc.attention(q, k, v, mask, **own), atol=1e-5)
+            out = matrices.attention(q, k, v, mask, **own)
+            assert torch.allclose(out, mc.attention(q, k, v, mask, **own), atol=1e-5)
             made = {key: keep for key, (_, keep) in matrices._of_data.items()}
-            assert torch.equal(found, matrices.attention(q, k, v, mask, **own))
+            assert torch.equal(out, matrices.attention(q, k, v, mask, **own))
             assert all(keep is matrices._of_data[key][1] for key, keep in made.items())
 
 
@@ -109,11 +108,11 @@ def test_selections_are_those_of_the_reference(
     q = torch.randint(-2, 3, (2, 4, N, 8)).float()
     k, v = torch.randint(-2, 3, (2, 2, 2, N, 8)).float().unbind(0)
     mask = SELECTIONS[name]
-    found = M.Matrices().attention(q, k, v, mask, scale=0.3)
+    out = M.Matrices().attention(q, k, v, mask, scale=0.3)
     for b in range(2):
         own_q, own_k, own_v = (x[b : b + 1] for x in (q, k, v))
         keep = mask.dense(N, n_heads=4, q=own_q.numpy(), k=own_k.numpy()).reshape(1, 4, N, N)
-        assert torch.allclose(found[b : b + 1], right(own_q, own_k, own_v, keep), atol=1e-5)
+        assert torch.allclose(out[b : b + 1], right(own_q, own_k, own_v, keep), atol=1e-5)
 
 
 def test_gradients_pass():

@@ -97,7 +97,7 @@ def test_a_permuted_control_keeps_the_size_of_each_row():
 
 
 def test_a_permuted_control_retains_the_share_of_keys():
-    """Whatever the tensors: here local ones, of which a window retains nearly all."""
+    """Whatever the tensors: here local ones; a window retains nearly all."""
     pytest.importorskip("torch")
     n = 256
     place = np.arange(n)[:, None] * np.array([[0.3, 0.05, 0.011, 0.002]])
@@ -105,10 +105,10 @@ def test_a_permuted_control_retains_the_share_of_keys():
     rng = np.random.default_rng(0)
     given = mc.evaluate.tensors(q, q, rng.normal(size=(1, 1, n, 8)))
     mask = mc.causal() & mc.window(15)
-    found = mc.evaluate.information_loss({"own": mask, "control": permuted(mask, n)}, given)
-    assert found["own"].retained.value > 0.9
-    assert found["control"].retained.value == pytest.approx(found["own"].floor, abs=0.03)
-    assert found["control"].floor == found["own"].floor
+    losses = mc.evaluate.information_loss({"own": mask, "control": permuted(mask, n)}, given)
+    assert losses["own"].retained.value > 0.9
+    assert losses["control"].retained.value == pytest.approx(losses["own"].floor, abs=0.03)
+    assert losses["control"].floor == losses["own"].floor
 
 
 # ------------------------------------------------------------------ a model
@@ -142,7 +142,7 @@ def ids_of(model: Any, sequences: int = 2) -> Any:
 
 
 def test_losses_are_those_of_a_matrix(model: Any):
-    """Beside eager attention with the same mask as a tensor."""
+    """Compare with eager attention with the same mask as a tensor."""
     import torch
 
     ids, mask = ids_of(model), mc.sinks(2) | mc.window(5)

@@ -85,7 +85,7 @@ def test_the_bootstrap_of_independent_values_is_the_usual_one():
 
 
 def test_blocks_see_what_neighbours_share():
-    """Of an AR(1) process with rho = .9 the mean has (1 + rho) / (1 - rho) = 19 times the variance
+    """The mean of an AR(1) process with rho = .9 has (1 + rho) / (1 - rho) = 19 times the variance
     of independent values; blocks of 64 find most of it, single values find none."""
     rng = np.random.default_rng(0)
     noise, values = rng.normal(size=40_000), np.zeros(40_000)
@@ -159,9 +159,9 @@ def test_far_from_zero_the_documents_say_how_far():
     """Resamples that never reach 0 end at their own resolution; documents tell more, never less."""
     rng = np.random.default_rng(0)
     documents = [rng.normal(0.2, 0.5, 4096) for _ in range(12)]
-    found = st.bootstrap(documents, resamples=500)
-    t = found.mean / found.means.std(ddof=1)
-    assert found.p_value == st.student_tails(t, 11) < 1e-6
+    interval = st.bootstrap(documents, resamples=500)
+    t = interval.mean / interval.means.std(ddof=1)
+    assert interval.p_value == st.student_tails(t, 11) < 1e-6
     near = st.bootstrap([rng.normal(size=200) for _ in range(4)], resamples=500)
     assert near.p_value > 2 / 501
     two = st.bootstrap(documents[:2], resamples=500)

@@ -6,20 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.reference.attention import attention
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
 
 MASK, SIZES = mc.causal() & mc.window(20), (60, 50)
 FEATURES = {"softcap": 2.0, "scale": -0.3}
@@ -73,16 +64,18 @@ def test_gradients_are_differences(name):
 def test_a_right_kernel_passes_and_wrong_ones_do_not(dtype):
     made, features, live = case(dtype)
     attn = MASK.compile(head_dim=32, dtype=str(dtype)[6:], target="cpu")
-    found = called(attn, *made, **features)
+    computed = called(attn, *made, **features)
     sides = [results(*made, live, kind, **features) for kind in (torch.float64, dtype)]
-    assert not wrong(found, *sides)
-    for name, x in found.items():
+    assert not wrong(computed, *sides)
+    for name, x in computed.items():
         some = x.clone()
         some.view(-1)[x.nan_to_num(0, 0, 0).abs().argmax()] *= 1.2
-        assert any(fault.startswith(name) for fault in wrong({**found, name: some}, *sides)), name
+        assert any(fault.startswith(name) for fault in wrong({**computed, name: some}, *sides)), (
+            name
+        )
         nothing = torch.full_like(x, torch.nan)
-        assert any(fault.startswith(name) for fault in wrong({**found, name: nothing}, *sides))
+        assert any(fault.startswith(name) for fault in wrong({**computed, name: nothing}, *sides))
     other = live.roll(1, -1)
     late = [results(*made, other, kind, **features) for kind in (torch.float64, dtype)]
-    faults = wrong(found, *late)
-    assert len(faults) == len(found), "a mask that is off by one is seen in everything"
+    faults = wrong(computed, *late)
+    assert len(faults) == len(computed), "a mask that is off by one is seen in everything"

@@ -545,7 +545,7 @@ def run_by_boxes(dense, form):
 
 
 def runs_by_classes(owners, form):
-    """The same for tiles of residue classes, part by part: queries and keys a stride apart."""
+    """Tiles of residue classes, part by part: queries and keys a stride apart."""
     n_q, n_kv = owners[0].shape
     runs, numbers = [], [0, 0]
     for part, own in zip(form["parts"], owners, strict=True):
@@ -566,7 +566,7 @@ def runs_by_classes(owners, form):
 
 
 def parts_of(dense, form, window):
-    """The pairs of each part: of a window beside a dilated one, or of blocks beside summaries."""
+    """The pairs of each part: of a window and a dilated one, or of blocks and summaries."""
     n_q, n_kv = dense.shape
     p, k = np.arange(n_q)[:, None] + n_kv - n_q, np.arange(n_kv)[None, :]
     if form["parts"][-1]["keys"] is None:

@@ -50,7 +50,7 @@ def test_finite_biases_are_finite(name, sinks):
     score = mc.scores.bias()
     attn = mc.full().compile(8, dtype="float32", target="cpu", score=score)
     out, lse = attn(q, k, v, return_lse=True, bias=bias, **options)
-    found = attn.backward(q, k, v, out, lse, dout, bias=bias, **options)
+    results = attn.backward(q, k, v, out, lse, dout, bias=bias, **options)
 
     made = in_fp32(ScoreOf(score.inputs, {"bias": bias}, N, N))
     right, right_lse = attention(q, k, v, np.ones((N, N), bool), score=made, **options)
@@ -59,7 +59,7 @@ def test_finite_biases_are_finite(name, sinks):
     np.testing.assert_allclose(out, right, atol=2e-6)
     np.testing.assert_allclose(lse, right_lse, rtol=2e-6)
     names = ("dq", "dk", "dv", *(["dsink"] if sinks else []), "d bias")
-    for each, gradient in zip(names, found, strict=True):
+    for each, gradient in zip(names, results, strict=True):
         np.testing.assert_allclose(gradient, wanted[each], atol=2e-5, err_msg=each)
 
 
@@ -111,7 +111,7 @@ def test_far_scores_on_gpus(kind, dtype, tolerance, monkeypatch):
     assert attn.target.name == kind
     table = torch.from_numpy(bias)
     out, lse = attn(q, k, v, return_lse=True, bias=table)
-    found = attn.backward(q, k, v, out, lse, dout, bias=table)
+    results = attn.backward(q, k, v, out, lse, dout, bias=table)
 
     arrays = [x.float().numpy() for x in (q, k, v)]
     made, full = in_fp32(ScoreOf(score.inputs, {"bias": bias}, n, n)), np.ones((n, n), bool)
@@ -123,11 +123,11 @@ def test_far_scores_on_gpus(kind, dtype, tolerance, monkeypatch):
     size = np.abs(lse[~close & np.isfinite(right_lse)])
     assert ((size >= 2**20) & (size < 2**21)).all()
     wanted = gradients(*arrays, full, dout.float().numpy(), score=made)
-    for name, gradient in zip(("dq", "dk", "dv", "d bias"), found, strict=True):
+    for name, gradient in zip(("dq", "dk", "dv", "d bias"), results, strict=True):
         error = np.abs(gradient.float().numpy() - wanted[name]).max()
         assert error < 0.16 * np.abs(wanted[name]).max(), name
         rows = np.delete(np.arange(n), far)
-        if name == "dq":  # rows beside them have all their digits
+        if name == "dq":  # other rows have all their digits
             error = np.abs(gradient.float().numpy() - wanted[name])[:, :, rows].max()
             assert error < 2 * tolerance * np.abs(wanted[name]).max()
 
@@ -187,6 +187,6 @@ def test_nan_stays_in_its_document(cause, normalizer, softcap, compiler, monkeyp
     options |= {} if softcap is None else {"softcap": softcap}
     out, lse = attn(q, k, v, return_lse=True, doc=DOCUMENTS, **data, **options)
     assert set(np.flatnonzero(np.isnan(out).any((0, 1, 3)))) <= {5}
-    found = attn.backward(q, k, v, out, lse, dout, doc=DOCUMENTS, **data, **options)
-    for name, gradient in zip(("dq", "dk", "dv"), found, strict=False):
+    results = attn.backward(q, k, v, out, lse, dout, doc=DOCUMENTS, **data, **options)
+    for name, gradient in zip(("dq", "dk", "dv"), results, strict=False):
         assert np.isfinite(gradient[0, 0, 12:]).all(), name

@@ -1,4 +1,4 @@
-"""`mc.flex_attention` beside torch's: results, gradients, and what it refuses."""
+"""`mc.flex_attention` compared with torch's: results, gradients, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc import flex as module
 from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask
 from tests.support.thorough import chiefly, more
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 N, DOC = 130, torch.arange(130) // 50
 LENGTHS = torch.tensor([40, 130])
@@ -170,13 +169,11 @@ def test_slopes_get_their_gradient() -> None:
 
 def test_score_mods_of_numpy() -> None:
     q, k, v = (x.numpy() for x in tensors())
-    found = mc.flex_attention(
-        q, k, v, lambda s, b, h, i, j: np.tanh(s / 3) * 3 - 0.5**h * abs(i - j)
-    )
+    out = mc.flex_attention(q, k, v, lambda s, b, h, i, j: np.tanh(s / 3) * 3 - 0.5**h * abs(i - j))
     wanted = mc.attention(
         q, k, v, mc.full(), softcap=3.0, alibi_slopes=np.array([1, 0.5], np.float32)
     )
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(out, wanted, atol=1e-6)
 
 
 FORMULAS = {
@@ -233,10 +230,10 @@ def test_score_mods_without_a_formula_are_refused_at_their_line(mod, found: str,
 def test_aux_outputs() -> None:
     q, k, v = tensors()
     out, lse = mc.flex_attention(q, k, v, return_lse=True)
-    found = mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(lse=True))
-    assert torch.equal(found[0], out)
-    assert torch.equal(found[1].lse, lse)
-    assert found[1].max_scores is None
+    results = mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(lse=True))
+    assert torch.equal(results[0], out)
+    assert torch.equal(results[1].lse, lse)
+    assert results[1].max_scores is None
     assert mc.flex_attention(q, k, v, return_aux=flex.AuxRequest())[1] == (None, None)
     with pytest.raises(BadOption, match="computes no max_scores"):
         mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
@@ -247,8 +244,8 @@ def test_aux_outputs() -> None:
 def test_kernel_options_say_that_they_do_nothing() -> None:
     q, k, v = tensors()
     with pytest.warns(UserWarning, match="kernel_options has no effect") as seen:
-        found = mc.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64})
-    assert torch.equal(found, mc.flex_attention(q, k, v))
+        out = mc.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64})
+    assert torch.equal(out, mc.flex_attention(q, k, v))
     assert seen[0].filename == __file__
 
 
@@ -263,8 +260,8 @@ def test_lists_of_blocks_count() -> None:
     q, k, v = tensors()
     scores = (q @ k.mT / 4).masked_fill(~kept, -torch.inf)
     wanted = torch.softmax(scores, -1) @ v
-    found = mc.flex_attention(q, k, v, block_mask=block_mask)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    out = mc.flex_attention(q, k, v, block_mask=block_mask)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_the_mask_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,10 +278,10 @@ def test_the_mask_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 1
     block_mask.kv_num_blocks.zero_()  # somebody writes into the lists
     block_mask.full_kv_num_blocks.zero_()
-    found = mc.flex_attention(q, k, v, block_mask=block_mask)
+    out = mc.flex_attention(q, k, v, block_mask=block_mask)
     assert len(seen) == 2
-    assert not torch.equal(first, found)
-    assert not found.any()
+    assert not torch.equal(first, out)
+    assert not out.any()
     alive = weakref.ref(block_mask)
     seen.clear()
     del block_mask
@@ -296,8 +293,8 @@ def test_masks_and_numpy_are_taken_too() -> None:
     q, k, v = tensors()
     wanted = mc.attention(q, k, v, mc.causal())
     torch.testing.assert_close(mc.flex_attention(q, k, v, block_mask=mc.causal()), wanted)
-    found = mc.flex_attention(*(x.numpy() for x in (q, k, v)), block_mask=made(causal))
-    torch.testing.assert_close(torch.from_numpy(found), wanted)
+    out = mc.flex_attention(*(x.numpy() for x in (q, k, v)), block_mask=made(causal))
+    torch.testing.assert_close(torch.from_numpy(out), wanted)
 
 
 def test_what_is_refused() -> None:
@@ -432,8 +429,8 @@ def test_alibi_over_a_mask_whose_content_changes() -> None:
     place, inputs = torch.arange(N), tensors()
     for size in (0, 5):
         ahead.fill_(size)
-        found = mc.flex_attention(*inputs, lambda s, b, h, q, k: s + slopes[h] * (k - q), mask)
+        out = mc.flex_attention(*inputs, lambda s, b, h, q, k: s + slopes[h] * (k - q), mask)
         bias = slopes[:, None, None] * (place - place[:, None])
         bias = bias.masked_fill(place > place[:, None] + size, -torch.inf)[None]
         want = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias)
-        torch.testing.assert_close(found, want, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
-
-import maskc as mc  # noqa: E402
+import maskc as mc
 
 B, H, N, D = 2, 4, 36, 16
 SIDE = 6

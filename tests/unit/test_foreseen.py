@@ -46,16 +46,16 @@ def chosen(k, block, q_block, of=FULL):
 def test_all_or_nothing_is_certain(tile):
     """Where everything is chosen, tiles are those of the mask that limits the choice."""
     rows = N // tile.q
-    found = tally(chosen(N, 64, 64, mc.causal()), tile)
-    assert (found.rows, found.tiles) == (rows, rows * (rows + 1) // 2)
-    found = tally(chosen(0, 64, 64) | mc.window(0), tile)
-    assert (found.rows, found.tiles, found.masked) == (rows, rows, rows)
+    counts = tally(chosen(N, 64, 64, mc.causal()), tile)
+    assert (counts.rows, counts.tiles) == (rows, rows * (rows + 1) // 2)
+    counts = tally(chosen(0, 64, 64) | mc.window(0), tile)
+    assert (counts.rows, counts.tiles, counts.masked) == (rows, rows, rows)
 
 
 @pytest.mark.parametrize(("block", "q_block"), [(16, 1), (64, 64), (128, 16), (32, 128)])
 @pytest.mark.parametrize("tile", [TileShape(64, 64), TileShape(128, 128)])
 def test_choices_at_random(tile, block, q_block):
-    """As many tiles as drawing the blocks gives, on average of many draws."""
+    """Predict as many tiles as drawing the blocks gives, on average of many draws."""
     k, rng, counts = 2, np.random.default_rng(0), []
     found = tally(chosen(k, block, q_block), tile)
     for _ in range(200):

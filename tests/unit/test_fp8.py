@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core import errors  # noqa: E402
-from maskc.core.dtypes import DType  # noqa: E402
-from maskc.integrations.torch.fp8 import to_e4m3  # noqa: E402
-from tests.support.fp8 import exact, tensors  # noqa: E402
+import maskc as mc
+from maskc.core import errors
+from maskc.core.dtypes import DType
+from maskc.integrations.torch.fp8 import to_e4m3
+from tests.support.fp8 import exact, tensors
 
 CAUSAL = mc.causal()
 LIVE = torch.tensor(CAUSAL.dense(40, 60))

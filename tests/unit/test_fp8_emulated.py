@@ -5,17 +5,16 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core import errors  # noqa: E402
-from maskc.core.problem import Direction  # noqa: E402
-from maskc.dispatch.selector import tuning_key  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.fp8 import check, exact, tensors  # noqa: E402
-from tests.support.thorough import alternating, chiefly  # noqa: E402
+import maskc as mc
+from maskc.core import errors
+from maskc.core.problem import Direction
+from maskc.dispatch.selector import tuning_key
+from tests.support import cases
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.fp8 import check, exact, tensors
+from tests.support.thorough import alternating, chiefly
 
 E4M3 = "float8_e4m3fn"
 CAUSAL = mc.causal()

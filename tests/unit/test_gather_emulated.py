@@ -5,15 +5,14 @@ tests/gpu/test_gather.py asks of a card.
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core import errors  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
-from tests.support.hopper import same_bits  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+import maskc as mc
+from maskc.core import errors
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.gathered import check, few, grid, indexer, with_factors
+from tests.support.hopper import same_bits
+from tests.support.thorough import alternating, more
 
 CAUSAL = mc.causal()
 UNION = mc.topk(70, CAUSAL - mc.sinks(3), score="given", share="group") | mc.window(5)

@@ -111,8 +111,8 @@ def test_a_module_runs_like_the_mask(tmp_path):
         expected, expected_lse = attention(q, k, v, dense)
         assert np.abs(out - expected).max() < 1e-5
         assert np.abs(lse - expected_lse).max() < 1e-5
-        found = module.layout(150, doc=doc, w=width).to_dense()
-        assert (found == MASK.layout(150, block=(64, 64), doc=doc, w=width).to_dense()).all()
+        tiles = module.layout(150, doc=doc, w=width).to_dense()
+        assert (tiles == MASK.layout(150, block=(64, 64), doc=doc, w=width).to_dense()).all()
     gradients = module.backward(q, k, v, out, lse, out, doc=doc, w=7)
     assert [g.shape for g in gradients] == [q.shape] * 3
     assert "target   cpu" in module.explain()
@@ -130,9 +130,9 @@ def test_recipes_survive_the_text(tmp_path, n):
         heads = 2 if name == "heads" else None
         module = imported(write(tmp_path, mask, f"{name}_{n}", heads))
         for head in range(heads or 1):
-            found = module.layout(n, n + 7, head=head).to_dense()
+            tiles = module.layout(n, n + 7, head=head).to_dense()
             expected = mask.layout(n, n + 7, block=(64, 64), head=head).to_dense()
-            assert (found == expected).all()
+            assert (tiles == expected).all()
 
 
 def test_text_is_readable_and_imports_little(tmp_path):

@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.core.target import TARGETS  # noqa: E402
-from maskc.runtime.compiled import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.chosen_keys import live_of, on_grid  # noqa: E402
-from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
+import maskc as mc
+from maskc import driver
+from maskc.core.target import TARGETS
+from maskc.runtime.compiled import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support.chosen_keys import live_of, on_grid
+from tests.support.exact_attention import called, results, tensors, wrong
+from tests.support.hopper import nan_memory
 
 MASK = mc.topk(9, mc.causal()) | mc.window(mc.param("near", 3))
 GPUS = ("sm_80", "sm_90a")
@@ -50,9 +49,9 @@ def check(attn, **data):
     q, k, v, dout = given()
     live = live_of(MASK, q, k, data)
     with nan_memory():
-        found = called(attn, q, k, v, dout, data=data)
+        computed = called(attn, q, k, v, dout, data=data)
     sides = (results(q, k, v, dout, live, kind) for kind in (torch.float64, q.dtype))
-    assert not wrong(found, *sides)
+    assert not wrong(computed, *sides)
 
 
 def test_every_target_has_its_sources(written):

@@ -77,10 +77,10 @@ def test_random_masks_equal_dense(tmp_path_factory, many):
         if E.arrays(ir.keep) and any(decl.held for decl in ir.data):
             continue  # of captured arrays, see the patterns
         asked, values = values_of(ir, 19, 23, {})
-        found = shader(ir.keep)
-        assert found is not None
-        assert found.exact(values)
-        shaders.append(found)
+        text = shader(ir.keep)
+        assert text is not None
+        assert text.exact(values)
+        shaders.append(text)
         cases.append((19, 23, {**asked.params, **asked.own(0, 0)}))
         wanted.append(dense(mask, 19, 23))
     if shaders:
@@ -93,14 +93,14 @@ def test_random_masks_equal_dense(tmp_path_factory, many):
 def test_the_widest_numbers_do_not_wrap(tmp_path: Path):
     """At the bound itself the text is exact; `-ftrapv` would end the process."""
     keep = E.conj(E.ge(E.scale(3, E.Q), E.add(E.K, E.Param("w", 5))), E.ne(E.K, E.const(2)))
-    found = shader(keep)
-    assert found is not None
+    text = shader(keep)
+    assert text is not None
     room = {"n_q": 9, "n_kv": 9, "q": 8, "k": 8}
     most = WIDEST - 3 * 8
-    assert found.exact({**room, "w": most})
-    assert not found.exact({**room, "w": most + 1})
+    assert text.exact({**room, "w": most})
+    assert not text.exact({**room, "w": most + 1})
     env = {"q": np.arange(9)[:, None], "k": np.arange(9)[None, :], "w": most}
-    shown = glsl.run([found], [(9, 9, {"w": most})], tmp_path)[0]
+    shown = glsl.run([text], [(9, 9, {"w": most})], tmp_path)[0]
     assert (shown == evaluate(keep, env)).all()
 
 
@@ -116,11 +116,11 @@ def test_constants_beyond_32_bits_have_no_shader():
 
 def test_no_name_of_a_user_reaches_the_text():
     hostile = mc.documents("gl_FragColor") & mc.window(mc.param("discard", 3), 0)
-    found = shader(driver.lowered(hostile).keep)
-    assert found is not None
-    assert "gl_FragColor" not in found.text
-    assert "discard" not in found.text
-    assert found.params == ("discard",)
+    text = shader(driver.lowered(hostile).keep)
+    assert text is not None
+    assert "gl_FragColor" not in text.text
+    assert "discard" not in text.text
+    assert text.params == ("discard",)
 
 
 def test_long_lists_are_looked_up_and_short_ones_compared():

@@ -5,15 +5,12 @@ unfused computation in that dtype, as delta does not come from the rounded out.
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+import maskc as mc
+from tests.support.thorough import alternating
 
-import maskc as mc  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning")]
 DIM = 32
 EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 MASK = mc.block_table("t", 1)
@@ -55,12 +52,12 @@ def test_within_twice_the_error_of_pytorch(dtype, scale):
         made, live = drawn(generator, n_q, n_kv, keys, dtype)
         q, k, v, dout = made
         out, lse = attn(q, k, v, return_lse=True, scale=scale, t=live)
-        found = attn.backward(q, k, v, out, lse, dout, scale=scale, t=live)
+        gradients = attn.backward(q, k, v, out, lse, dout, scale=scale, t=live)
         exact = by_autograd(made, live, scale, torch.float64)
         rough = by_autograd(made, live, scale, dtype)
         # A row with one key has gradient 0, the difference of two numbers that are fp32.
         spare = 1e-5 * scale
-        for name, x, wanted, peer in zip(("dq", "dk", "dv"), found, exact, rough, strict=True):
+        for name, x, wanted, peer in zip(("dq", "dk", "dv"), gradients, exact, rough, strict=True):
             error, allowed = (x.double() - wanted).abs().max(), 2 * (peer - wanted).abs().max()
             allowed += EPS[dtype] * wanted.abs().max() + spare
             assert error <= allowed, (number, n_q, n_kv, keys, name, float(error / allowed))

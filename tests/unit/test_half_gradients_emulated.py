@@ -5,14 +5,13 @@ computation in the same dtype, whichever source runs.
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, dense, tensors, vectors  # noqa: E402
-from tests.support.hopper import compiled, half, modes  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+import maskc as mc
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, dense, tensors, vectors
+from tests.support.hopper import compiled, half, modes
+from tests.support.thorough import alternating, more
 
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 FEW = mc.window(2) | mc.sinks(1) & mc.where(lambda q, k: q % 3 == 0)
@@ -29,13 +28,13 @@ def by_autograd(made, live, kind, **features):
 
 def judge(attn, made, live, dtype, **features):
     """The worst error of dq and dk over what is allowed."""
-    found = called(attn, *made, **features)
+    results = called(attn, *made, **features)
     exact = by_autograd(made, live, torch.float64, **features)
     rough = by_autograd(made, live, half(dtype), **features)
     worst = 0.0
     for name, wanted, peer in zip(("dq", "dk"), exact, rough, strict=False):
         allowed = 2 * (peer - wanted).abs().max() + EPS[dtype] * wanted.abs().max() + 1e-4
-        worst = max(worst, float((found[name].double() - wanted).abs().max() / allowed))
+        worst = max(worst, float((results[name].double() - wanted).abs().max() / allowed))
     return worst
 
 

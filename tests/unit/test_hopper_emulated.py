@@ -13,21 +13,19 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.dispatch import programs  # noqa: E402
-from maskc.layout.work import deterministic_order as ordered  # noqa: E402
-from maskc.layout.work import work_list  # noqa: E402
-from maskc.patterns import block_diffusion  # noqa: E402
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.hopper import (  # noqa: E402
+from maskc.core.errors import TooFewMultiprocessors
+from maskc.dispatch import programs
+from maskc.layout.work import deterministic_order as ordered
+from maskc.layout.work import work_list
+from maskc.patterns import block_diffusion
+from maskc.runtime.launch.sequence import PartedPlan
+from maskc.testing.emulator import machine
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.hopper import (
     BAND,
     WAYS,
     check,
@@ -38,8 +36,8 @@ from tests.support.hopper import (  # noqa: E402
     same_bits,
     with_rules,
 )
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
+from tests.support.residues import run_in_classes
+from tests.support.thorough import alternating, chiefly, more, pairwise
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
@@ -152,7 +150,8 @@ def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):
 
 @pytest.mark.parametrize("dim", [more(64), 96, more(128)])
 def test_zeros_are_written_while_other_heads_are_computed(monkeypatch, dim):
-    """As with many heads: all tiles of dq but those of the first one, rows without a key too."""
+    """Run as with many heads: all tiles of dq but those of the first one, rows without a key
+    too."""
     whole = machine.loaded
 
     def crowded(source, macros, only=()):
@@ -227,8 +226,8 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
     ],
 )
 def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
-    """As if additions took long: heads have lists of their own, with tile rows of several tiles of
-    dq; the bits are the same whoever comes first."""
+    """Pretend that additions take long: heads have lists of their own, with tile rows of several
+    tiles of dq; the bits are the same whoever comes first."""
     monkeypatch.setattr(ordered, "HOP", 100)
     scattered = mc.where(lambda q, k: (q // 64 * 5 + k // 64 * 3) % 7 < 3)
     mask = mc.per_head([scattered | mc.where(lambda q, k: q < 20), mc.window(50), scattered])
@@ -243,7 +242,8 @@ def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
     ("dim", "mode"), [(64, "large"), more(64, "small"), more(128, "large"), more(256, None)]
 )
 def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mode):
-    """As if three blocks were enough for that: random tiles, heads with tables of their own."""
+    """Pretend that three blocks are enough for that: random tiles, heads with tables of their
+    own."""
     monkeypatch.setattr(ordered, "BLOCKS", machine.PROCESSORS)
     monkeypatch.setattr(ordered, "FEWEST", machine.PROCESSORS)
     table = np.random.default_rng(1).random((2, 9, 9)) < 0.6

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
 from tests.support.thorough import each, examples
 
-torch = pytest.importorskip("torch")
 SLOW = settings(max_examples=examples(300))
 SIDE = 7
 TABLE = np.array([-9, 4, 0, 2, 7, -3, 1])
@@ -221,11 +221,11 @@ def test_every_answer_is_exact(name):
     mask, live = mc.where(formula), exact(formula, 64, 61)
     assert (mask.dense(64, 61) == live).all()
     assert mask.count(64, 61) == live.sum()
-    found = mask.layout(64, 61, block=(8, 8)).to_dense()
+    kinds = mask.layout(64, 61, block=(8, 8)).to_dense()
     padded = np.zeros((64, 64), bool)
     padded[:, :61] = live
     tiles = padded.reshape(8, 8, 8, 8)
-    assert ((found > 0) == tiles.any((1, 3))).all()
+    assert ((kinds > 0) == tiles.any((1, 3))).all()
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
     make = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, n, 16, generator=make, requires_grad=True) for n in (64, 61))
@@ -377,8 +377,8 @@ def test_ids_are_exact(name, monkeypatch):
         live = torch.tensor(mask.dense(150, 170))
         rows = live.any(1)[:, None]
         wanted = torch.nn.functional.scaled_dot_product_attention(x, y, y, attn_mask=live | ~rows)
-        found = mc.attention(x, y, y, mask)
-        assert torch.allclose(found, wanted * rows, atol=1e-5)
+        out = mc.attention(x, y, y, mask)
+        assert torch.allclose(out, wanted * rows, atol=1e-5)
     assert len({args[0].digest for args in count}) == 1
 
 

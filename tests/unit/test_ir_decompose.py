@@ -74,10 +74,10 @@ def test_prefix_lm_is_one_band_of_two_slopes():
 
 
 def test_exponential_dilation_is_one_band_per_level():
-    found = published("exponential_dilation", window=64, levels=6)
-    assert kinds(found) == ["band"] + ["lattice"] * 5
-    assert same(found[0].keep, mc.window.hf(64))
-    for level, piece in enumerate(found[1:], 1):
+    mask = published("exponential_dilation", window=64, levels=6)
+    assert kinds(mask) == ["band"] + ["lattice"] * 5
+    assert same(mask[0].keep, mc.window.hf(64))
+    for level, piece in enumerate(mask[1:], 1):
         stride = 2**level
         assert piece.detail.stride == stride
         assert piece.detail.difference == 0
@@ -150,18 +150,18 @@ def test_landmarks_behind_the_causal_edge_are_a_lattice_and_without_it_columns()
 
 
 def test_bigbird_gives_random_blocks_what_nobody_else_has():
-    found = published("bigbird_itc", block=8)
-    assert kinds(found) == ["band", "columns", "rows", "table"]
-    assert found[-1].detail == Table("random_8_3_0", 8)
-    assert kinds(published("bigbird_etc", block=8, n_global=8)) == kinds(found)
+    mask = published("bigbird_itc", block=8)
+    assert kinds(mask) == ["band", "columns", "rows", "table"]
+    assert mask[-1].detail == Table("random_8_3_0", 8)
+    assert kinds(published("bigbird_etc", block=8, n_global=8)) == kinds(mask)
 
 
 def test_tri_shape_and_vertical_slash():
     assert kinds(published("tri_shape")) == ["band", "columns", "rows"]
-    found = published("vertical_slash")
-    assert kinds(found) == ["band", "band", "band", "columns"]
-    assert same(found[1].keep, mc.offsets([256]))
-    assert same(found[-1].detail.keys, mc.sinks(4))
+    mask = published("vertical_slash")
+    assert kinds(mask) == ["band", "band", "band", "columns"]
+    assert same(mask[1].keep, mc.offsets([256]))
+    assert same(mask[-1].detail.keys, mc.sinks(4))
 
 
 def test_block_diffusion_is_three_bands():
@@ -176,17 +176,17 @@ def test_axial_is_a_band_and_both_sides_of_a_lattice():
 
 
 def test_longnet_has_a_lattice_per_rate():
-    found = published("longnet", segments=(16, 32, 64), rates=(1, 2, 4))
-    assert kinds(found) == ["band", "lattice", "lattice"]
-    phases = [(p.detail.stride, p.detail.query_phase, p.detail.key_phase) for p in found[1:]]
+    mask = published("longnet", segments=(16, 32, 64), rates=(1, 2, 4))
+    assert kinds(mask) == ["band", "lattice", "lattice"]
+    phases = [(p.detail.stride, p.detail.query_phase, p.detail.key_phase) for p in mask[1:]]
     assert phases == [(2, 0, 0), (4, 0, 0)]
 
 
 def test_logsparse_is_a_band_per_power():
-    found = published("logsparse")
-    assert kinds(found) == ["band"] * 30
-    assert same(found[0].keep, mc.window(2))
-    assert [same(found[i].keep, mc.offsets([2 ** (i + 1)])) for i in (1, 5, 29)] == [True] * 3
+    mask = published("logsparse")
+    assert kinds(mask) == ["band"] * 30
+    assert same(mask[0].keep, mc.window(2))
+    assert [same(mask[i].keep, mc.offsets([2 ** (i + 1)])) for i in (1, 5, 29)] == [True] * 3
 
 
 # ------------------------------------------------------------------ complements and algebra

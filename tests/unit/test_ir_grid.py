@@ -36,12 +36,12 @@ def product_of(found: GridMask, along: int) -> np.ndarray:
 
 
 def same(mask: mc.Mask, extents: tuple[int, ...], alongs=(1, 2, 5, 11)) -> None:
-    found = grid_mask(driver.lowered(mask).keep)
-    assert found is not None
-    assert found.extents == extents
+    grid = grid_mask(driver.lowered(mask).keep)
+    assert grid is not None
+    assert grid.extents == extents
     for along in alongs:
         n = along * prod(extents)
-        np.testing.assert_array_equal(product_of(found, along), mask.dense(n), str(n))
+        np.testing.assert_array_equal(product_of(grid, along), mask.dense(n), str(n))
 
 
 @settings(max_examples=examples(40))
@@ -54,15 +54,15 @@ def test_neighbourhoods_on_images(width, kernel, dilation, stride, causal):
     mask = pattern("natten_2d")(
         width=width, kernel=kernel, dilation=dilation, stride=stride, causal=causal
     )
-    found = grid_mask(driver.lowered(mask).keep)
-    if found is None:  # the formula lost an axis: all columns see each other, say
+    grid = grid_mask(driver.lowered(mask).keep)
+    if grid is None:  # the formula lost an axis: all columns see each other, say
         assert kernel[1] * dilation[1] >= width or kernel == (1, 1) or stride[1] >= width
         return
-    period = prod(found.extents)
+    period = prod(grid.extents)
     assert period % width == 0 or width % period == 0
     for along in (1, 3, 8):
         n = along * period * (width // period if width % period == 0 else 1)
-        np.testing.assert_array_equal(product_of(found, n // period), mask.dense(n))
+        np.testing.assert_array_equal(product_of(grid, n // period), mask.dense(n))
 
 
 @pytest.mark.parametrize("options", [
@@ -95,17 +95,17 @@ def test_neighbouring_axes_become_one():
         lambda q, k: (q % 2 == k % 2) & (q // 2 % 3 <= k // 2 % 3)
         & (q // 6 % 5 >= k // 6 % 5) & (q // 30 == k // 30)
     )  # fmt: skip
-    found = grid_mask(driver.lowered(mask).keep)
-    assert found is not None
-    assert len(found.axes) == MOST_AXES
-    np.testing.assert_array_equal(product_of(found, 3), mask.dense(90))
+    grid = grid_mask(driver.lowered(mask).keep)
+    assert grid is not None
+    assert len(grid.axes) == MOST_AXES
+    np.testing.assert_array_equal(product_of(grid, 3), mask.dense(90))
 
 
 def test_parameters_stay_parameters():
     mask = mc.where(lambda q, k: (q // 8 - k // 8 <= mc.param("w", 2)) & (q % 8 >= k % 8))
-    found = grid_mask(driver.lowered(mask).keep)
-    assert found is not None
-    assert "param" in repr(found.axes[0]).lower()
+    grid = grid_mask(driver.lowered(mask).keep)
+    assert grid is not None
+    assert "param" in repr(grid.axes[0]).lower()
 
 
 @pytest.mark.parametrize("mask", [

@@ -1,19 +1,15 @@
 """Attention on arrays of JAX, on CPUs: transformations, and results against jnp in fp64."""
 
-# ruff: noqa: E402  (JAX is looked for first)
-
 from __future__ import annotations
 
 import warnings
 from contextlib import suppress
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-
-jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
 
 with suppress(RuntimeError):  # somebody has asked for devices before
     jax.config.update("jax_num_cpu_devices", 4)
@@ -306,9 +302,9 @@ def test_vmap_folds_into_sequences(axes):
         for i in range(3)
     ]
     for function in (partial(attention, mask=MASK), GRADIENT):
-        found = jax.vmap(function, in_axes=axes)(*several)
+        out = jax.vmap(function, in_axes=axes)(*several)
         wanted = jax.tree.map(lambda *x: jnp.stack(x), *(function(*each) for each in one))
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, wanted)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), out, wanted)
 
 
 def test_vmap_over_slopes_and_data_runs_one_after_another():
@@ -319,17 +315,17 @@ def test_vmap_over_slopes_and_data_runs_one_after_another():
     def run(slopes, doc):
         return attention(q, k, v, mc.documents("doc"), alibi_slopes=slopes, doc=doc)
 
-    found = jax.vmap(run)(slopes, documents)
+    out = jax.vmap(run)(slopes, documents)
     for i in range(3):
-        np.testing.assert_allclose(found[i], run(slopes[i], documents[i]), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out[i], run(slopes[i], documents[i]), rtol=1e-5, atol=1e-5)
 
 
 def test_vmap_of_a_score_that_reads_the_sequence_runs_one_after_another():
     q, k, v, _ = oracle.inputs(tokens=40)
     score = mc.score(lambda s, q, k, h, b: s + mc.scores.where(b == 1, 0.1 * k, 0.0))
     run = partial(attention, mask=MASK, score=score)
-    found = jax.vmap(run)(*(jnp.stack([x, 2 * x]) for x in (q, k, v)))
-    np.testing.assert_allclose(found[1], run(2 * q, 2 * k, 2 * v), rtol=1e-5, atol=1e-6)
+    out = jax.vmap(run)(*(jnp.stack([x, 2 * x]) for x in (q, k, v)))
+    np.testing.assert_allclose(out[1], run(2 * q, 2 * k, 2 * v), rtol=1e-5, atol=1e-6)
 
 
 def test_vmap_over_nothing():
@@ -512,8 +508,8 @@ def test_dropout_keeps_and_drops_as_the_reference_does():
     seeds = [11, jnp.int32(11), jnp.asarray([11], jnp.uint32)]
     eye = jnp.broadcast_to(jnp.eye(64)[None, :, None], (2, 64, oracle.KV_HEADS, 64))
     for seed in seeds:
-        found = attention(q, k, eye, mc.full(), dropout_p=0.25, dropout_seed=seed)
-        np.testing.assert_array_equal(np.asarray(found).transpose(0, 2, 1, 3) > 0, share)
+        out = attention(q, k, eye, mc.full(), dropout_p=0.25, dropout_seed=seed)
+        np.testing.assert_array_equal(np.asarray(out).transpose(0, 2, 1, 3) > 0, share)
 
 
 def test_dropout_takes_keys_and_has_gradients():

@@ -210,9 +210,7 @@ def test_lengths_and_tiles_are_checked_by_build() -> None:
         build(LayoutRecipe(TileShape(0, 8), E.ALWAYS, None), 8, 8, {}, {})
 
 
-def test_too_many_tiles_is_noticed_before_memory_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_many_tiles_is_noticed_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     one = TileShape(1, 1)
     everything = (loop(E.ZERO, E.sub(E.N_KV, E.const(1)), True),)
     for loops in (None, everything):
@@ -292,10 +290,7 @@ def test_packing_too_many_tiles() -> None:
 DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
 TABLE = DataDecl("table", DataKind.table, ("table",), block=8)
 SAME_DOC = E.eq(E.Load("doc.q", (E.Q,)), E.Load("doc.k", (E.K,)))
-OF_DATA = E.conj(
-    SAME_DOC,
-    E.ne(E.Load("table", (E.floordiv(E.Q, 8), E.floordiv(E.K, 8))), E.ZERO),
-)
+OF_DATA = E.conj(SAME_DOC, E.ne(E.Load("table", (E.floordiv(E.Q, 8), E.floordiv(E.K, 8))), E.ZERO))
 
 
 def test_one_layout_per_sequence_and_head() -> None:

@@ -96,8 +96,8 @@ def test_documents_as_pairs_batches_and_cumulative_lengths() -> None:
 
 def test_large_document_ids_keep_their_equality() -> None:
     ids = np.array([2**60, -5, 2**60, 2**40])
-    found = bind(DOC, (ids[:2], ids), 2, 4)
-    assert found == {"doc.q": [2, 0], "doc.k": [2, 0, 2, 1]}
+    bound = bind(DOC, (ids[:2], ids), 2, 4)
+    assert bound == {"doc.q": [2, 0], "doc.k": [2, 0, 2, 1]}
 
 
 def test_flags_are_zero_or_one_on_either_side() -> None:
@@ -107,15 +107,15 @@ def test_flags_are_zero_or_one_on_either_side() -> None:
 
 
 def test_intervals_end_at_the_keys() -> None:
-    found = bind(SPAN, (np.array([-(2**40), 1]), np.array([2, 2**40])), 2, 9)
-    assert found == {"span.lo": [0, 1], "span.hi": [2, 9]}
+    bound = bind(SPAN, (np.array([-(2**40), 1]), np.array([2, 2**40])), 2, 9)
+    assert bound == {"span.lo": [0, 1], "span.hi": [2, 9]}
     assert bind(SPAN, np.array([[0, 1], [2, 3]]), 2, 9)["span.hi"] == [2, 3]
 
 
 def test_parents_become_a_depth_first_numbering() -> None:
     parents = [2, -1, 1, 1, 3, -1]
-    found = bind(TREE, Parents(parents), 6, 6)
-    tin, tout = found["ast.tin"], found["ast.tout"]
+    bound = bind(TREE, Parents(parents), 6, 6)
+    tin, tout = bound["ast.tin"], bound["ast.tout"]
     assert (tin, tout) == ([2, 0, 1, 3, 4, 5], [3, 5, 3, 5, 5, 6])
     for q in range(6):
         above, token = {q}, q
@@ -373,5 +373,5 @@ def test_lists_of_keys_have_places_without_a_key():
     right = np.zeros((3, 4), bool)
     for query, keys in enumerate(lists):
         right[query, keys[keys >= 0]] = True
-    found = mc.key_lists("keys").layout(3, 4, block=(1, 1), keys=lists)
-    assert np.array_equal(found.to_dense() > 0, right)
+    layout = mc.key_lists("keys").layout(3, 4, block=(1, 1), keys=lists)
+    assert np.array_equal(layout.to_dense() > 0, right)

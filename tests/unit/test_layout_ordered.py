@@ -248,7 +248,7 @@ def waited_by_heads(live, at_once, may):
 
 @pytest.mark.parametrize(("share", "size"), [(0.1, 128), (0.25, 64), (0.5, 32)])
 def test_blocks_hardly_wait_both_ways(share, size):
-    """Of random blocks, which keep them waiting where later columns never go first; half of all
+    """Check random blocks, which keep them waiting where later columns never go first; half of all
     columns are under way."""
     live = np.repeat(np.random.default_rng(0).random((size, size)) < share, 2, axis=1)
     assert both_ways(live[None], size // 2)[1]

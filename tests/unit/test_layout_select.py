@@ -156,12 +156,12 @@ def test_layouts_of_chosen_pairs(case):
     keep = E.ne(E.Load("chosen", index), E.ZERO)
     recipe = LayoutRecipe(TileShape(q_side, k_side), keep, None)
     for exact in (True, False):
-        found = build(recipe, *pairs.shape, {}, {"chosen": table}, exact).to_dense()
+        tiles = build(recipe, *pairs.shape, {}, {"chosen": table}, exact).to_dense()
         certain = exact or all(64 % side == 0 for side in sides(table))
-        for row, column in np.ndindex(found.shape):
+        for row, column in np.ndindex(tiles.shape):
             tile = pairs[row * q_side :, column * k_side :][:q_side, :k_side]
             right = 2 if tile.all() else int(tile.any())
-            assert found[row, column] == right or (not certain and found[row, column] == 1)
+            assert tiles[row, column] == right or (not certain and tiles[row, column] == 1)
 
 
 @settings(max_examples=examples(100))
@@ -211,9 +211,9 @@ def test_kernels_of_gpus_read_the_bits(tmp_path):
 )
 def test_questions_about_heads_that_choose_nothing(mask: mc.Mask):
     scores = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
-    found = mask.dense(40, n_heads=2, scores=scores)
-    dense = np.broadcast_to(found, (2, 40, 40))
-    assert mask.count(40, n_heads=2, scores=scores) == found.sum()
+    dense_mask = mask.dense(40, n_heads=2, scores=scores)
+    dense = np.broadcast_to(dense_mask, (2, 40, 40))
+    assert mask.count(40, n_heads=2, scores=scores) == dense_mask.sum()
     for head in range(2):
         live = mask.layout(40, block=(8, 8), head=head, scores=scores).to_dense() > 0
         assert np.array_equal(live, dense[head].reshape(5, 8, 5, 8).any(axis=(1, 3)))

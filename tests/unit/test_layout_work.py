@@ -279,12 +279,7 @@ def test_even_rows_are_never_cut(name, n_q, n_kv):
 
 def test_a_row_among_short_ones_is_cut():
     made = forward_work(
-        spans_of(GLOBAL, 4000),
-        np.zeros((1, 1), int),
-        1,
-        4000,
-        4000,
-        WorkList(9, uneven_tiles=16),
+        spans_of(GLOBAL, 4000), np.zeros((1, 1), int), 1, 4000, 4000, WorkList(9, uneven_tiles=16)
     )
     long = [(i["tile"], i["count"]) for i in items_of(made) if i["shared"]]
     assert long == [(0, 16)] * 7 + [(0, 13)]
@@ -327,7 +322,7 @@ def test_many_long_rows_have_no_more_parts_than_there_are_rows():
 
 
 def test_a_row_that_is_alone_is_cut():
-    """As when one query is decoded; where there are two rows they are not cut."""
+    """One query is decoded; where there are two rows they are not cut."""
     rule = WorkList(9000, uneven_tiles=4)
     for n, keys, most in (
         (1, 7, 7),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core import errors
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_entmax import weights as entmax_weights  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.exact_entmax import weights as entmax_weights
+from tests.support.thorough import alternating
 
 CAUSAL = mc.causal()
 N, DIM = 70, 16
@@ -179,9 +177,9 @@ def test_values_and_gradients(name, options):
     assert loss.dtype == torch.float32
     assert (loss - wanted).abs().max() < 1e-5
     share = numbers(2, N, seed=9)
-    found = torch.autograd.grad((loss * share).sum(), index.values())
+    gradients = torch.autograd.grad((loss * share).sum(), index.values())
     exact = torch.autograd.grad((wanted * share).sum(), index.values())
-    for x, y in zip(found, exact, strict=True):
+    for x, y in zip(gradients, exact, strict=True):
         assert (x - y).abs().max() < 1e-5 * y.abs().max().clamp(min=1)
 
 

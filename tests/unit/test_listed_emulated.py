@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.core.errors import DataRange  # noqa: E402
-from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, vectors  # noqa: E402
-from tests.support.hopper import check, given, in_parts, same_bits  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from maskc.core.errors import DataRange
+from maskc.runtime.launch.listed import ListedRowsPlan
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, vectors
+from tests.support.hopper import check, given, in_parts, same_bits
+from tests.support.thorough import alternating, more
 
 IDS = [3, 40, 41, 77, 90, 140, 190, 201]
 MASKS = {
@@ -70,7 +68,7 @@ def test_head_dimensions(dim):
 def test_flags_of_every_sequence():
     mask = mc.window(8, 8) | mc.flags("g") | mc.flags("g", on="q")
     flags = np.random.default_rng(0).random((2, 200)) < [[0.05], [0.1]]
-    live = torch.tensor(np.stack([mask.dense(200, g=own) for own in flags]))
+    live = torch.tensor(np.stack([mask.dense(200, g=flag) for flag in flags]))
     check(in_parts(mask), given(200, 200, batch=2), live[:, None], {"g": torch.tensor(flags)})
 
 

@@ -4,6 +4,7 @@ emulator, heads packed for decoding, what NVRTC makes of the sources, what is le
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.bundle import PACK_GQA
@@ -11,16 +12,13 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import check, nan_memory  # noqa: E402
-from tests.support.ledger import build  # noqa: E402
-from tests.support.thorough import chiefly, more  # noqa: E402
-from tests.unit.test_padded_rows import given  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import check, nan_memory
+from tests.support.ledger import build
+from tests.support.thorough import chiefly, more
+from tests.unit.test_padded_rows import given
 
 BAND = mc.window(50, 20)
 HEADS = mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)])
@@ -43,8 +41,8 @@ def forward(mask, n_q, n_kv, dims, heads, kv_heads, batch=1, **options):
         for kind in (torch.float64, q.dtype)
     ]
     with nan_memory():
-        found = called(attn, q, k, v, None, **options)
-    assert not wrong(found, *sides)
+        computed = called(attn, q, k, v, None, **options)
+    assert not wrong(computed, *sides)
 
 
 # ------------------------------------------------------------------ both passes
@@ -106,7 +104,7 @@ def test_the_same_bits_on_every_run():
     assert all(torch.equal(usual[name], ordered[name]) for name in ("dq", "dk", "dv"))
 
 
-# ------------------------------------------------------------------ rows of 576 beside 512 of v
+# ------------------------------------------------------------------ rows of 576 with 512 of v
 
 
 @pytest.mark.parametrize("dims", [(576, 512), (520, 264)], ids=str)
@@ -167,10 +165,10 @@ def test_registers(dims, arch):
 def test_what_has_which_kernels():
     sm_80, hopper = TARGETS["sm_80"], TARGETS["sm_90a"]
     problems = [Problem(*dims, DType.bfloat16) for dims in ((512, 512), (576, 512), (520, 8))]
-    assert [sm_80.passes(each) for each in problems] == [
+    assert [sm_80.passes(problem) for problem in problems] == [
         (Direction.forward, Direction.backward), (Direction.forward,), (Direction.forward,)
     ]  # fmt: skip
-    assert [hopper.serving(each).name for each in problems] == ["sm_80"] * 3
+    assert [hopper.serving(problem).name for problem in problems] == ["sm_80"] * 3
     assert sm_80.serving(Problem(512, 520, DType.bfloat16)).name == "sm_80"  # whose error it is
     assert mc.topk(4, of=mc.causal()).compile(512, target="sm_80").target.name == "simt"
     with pytest.raises(HeadDimUnsupported, match="256 where keys are chosen at run time"):

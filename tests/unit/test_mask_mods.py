@@ -11,8 +11,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc import driver
@@ -29,9 +31,6 @@ from maskc.core.errors import (
 from maskc.dsl import evaluated
 from tests.support.thorough import examples
 
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
-
 N, HEADS, SEQUENCES = 12, 2, 2
 Mod = Callable[..., object]
 
@@ -39,12 +38,12 @@ Mod = Callable[..., object]
 def eager(mod: Mod, n: int = N) -> np.ndarray:
     """Return what FlexAttention makes of it: bool [sequences, heads, n, n]."""
     i = torch.arange(n)
-    found = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
+    array = torch.zeros(SEQUENCES, HEADS, n, n, dtype=torch.bool)
     for b in range(SEQUENCES):
         for h in range(HEADS):
             kept = mod(torch.tensor(b), torch.tensor(h), i[:, None], i[None])
-            found[b, h] = torch.as_tensor(kept)
-    return found.numpy()
+            array[b, h] = torch.as_tensor(kept)
+    return array.numpy()
 
 
 def found(mask: mc.Mask, n: int = N) -> np.ndarray:

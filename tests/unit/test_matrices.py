@@ -81,10 +81,10 @@ def test_random_matrices(data: st.DataObject) -> None:
 
 def test_layouts_have_the_kinds_of_the_matrix() -> None:
     for matrix in (TRIL, BLOCKS, MIXED):
-        found = mc.from_bool(matrix).layout(N, block=(64, 64)).to_dense()
+        tiles = mc.from_bool(matrix).layout(N, block=(64, 64)).to_dense()
         for i, j in np.ndindex(3, 3):
             tile = matrix[64 * i : 64 * i + 64, 64 * j : 64 * j + 64]
-            assert found[i, j] == (2 if tile.all() else 1 if tile.any() else 0)
+            assert tiles[i, j] == (2 if tile.all() else 1 if tile.any() else 0)
 
 
 def test_it_is_compressed() -> None:
@@ -157,9 +157,9 @@ def test_torch_matrices() -> None:
 def test_questions_at_the_lengths_of_the_matrix() -> None:
     mask = mc.from_bool(TRIL)
     assert mc.diff(mask, mc.causal(), n=N) is None
-    found = mc.diff(mask, mc.window(9), n=N)
-    assert found is not None
-    assert (found.q, found.k) == (10, 0)
+    difference = mc.diff(mask, mc.window(9), n=N)
+    assert difference is not None
+    assert (difference.q, difference.k) == (10, 0)
 
 
 REFUSED = {

@@ -6,15 +6,13 @@ from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import maskc as mc
 from maskc.core.errors import MaskcError
-
-torch = pytest.importorskip("torch")
-from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
-
-from maskc.integrations.megatron import DotProductAttention  # noqa: E402
-from tests.support import rank_threads  # noqa: E402
+from maskc.integrations.megatron import DotProductAttention
+from tests.support import rank_threads
 
 
 class AttnMaskType(Enum):  # as Megatron's

@@ -1,4 +1,4 @@
-"""Questions and calls leave nothing behind; `python -m tests.support.soak` asks for longer."""
+"""Questions and calls leave nothing behind; `python -m tests.support.soak` runs for longer."""
 
 from __future__ import annotations
 

@@ -9,13 +9,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadOption, BadShape, DataUnknown, NotAMask, NotAScore
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_entmax import weights  # noqa: E402
+from tests.support.exact_entmax import weights
 
 N, H, D = 20, 4, 16
 MASK = mc.causal() & (mc.sinks(2) | mc.window(5))
@@ -180,8 +178,10 @@ def test_a_bias_that_is_learned(kind: str) -> None:
     want = with_bias(q, k, v, bias)
     torch.testing.assert_close(attend(q, k, v), want, atol=1e-5, rtol=1e-5)
     trained = [q, k, v, bias]
-    found = torch.autograd.grad(attend(q, k, v).square().sum(), trained)
-    for gradient, its in zip(found, torch.autograd.grad(want.square().sum(), trained), strict=True):
+    gradients = torch.autograd.grad(attend(q, k, v).square().sum(), trained)
+    for gradient, its in zip(
+        gradients, torch.autograd.grad(want.square().sum(), trained), strict=True
+    ):
         torch.testing.assert_close(gradient, its, atol=1e-4, rtol=1e-4)
 
 
@@ -251,7 +251,7 @@ def test_mistakes_of_tables() -> None:
 
 
 def gradients_of_two(rank: int, size: int, kind: str) -> None:
-    """Gradients of half of a batch each, put together, beside those of the whole."""
+    """Gradients of half of a batch each, put together, compared with those of the whole."""
     torch.manual_seed(0)
     alone, model = Model(), Model()
     model.load_state_dict(alone.state_dict())

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cupy.cuda import nvrtc
 
 import maskc as mc
 from maskc import driver
@@ -17,9 +18,6 @@ from maskc.ir.heads import fixed_heads
 from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 from tests.support.thorough import more
-
-pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-from cupy.cuda import nvrtc
 
 FOLDER = Path(__file__).parents[2] / "patterns"
 PATTERNS = patterns_with_kernels("sm_80")

@@ -85,11 +85,11 @@ def arrays(n: int = 9) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str, copied):
     mask = MASKS[name]
-    found = copied(mask)
-    assert found == mask
-    assert hash(found) == hash(mask)
-    assert str(found) == str(mask)
-    assert [node.loc for node in nodes.walk(found)] == [node.loc for node in nodes.walk(mask)]
+    twin = copied(mask)
+    assert twin == mask
+    assert hash(twin) == hash(mask)
+    assert str(twin) == str(mask)
+    assert [node.loc for node in nodes.walk(twin)] == [node.loc for node in nodes.walk(mask)]
 
 
 def test_every_kind_of_mask_is_among_them():
@@ -165,11 +165,11 @@ def test_patterns_of_a_function_say_where_they_belong():
 @copies
 def test_compiled_masks(copied):
     attn, given = compiled(), arrays()
-    found = copied(attn)
-    assert found.bundle == attn.bundle
-    assert found.target == attn.target
-    assert found.explain() == attn.explain()
-    np.testing.assert_array_equal(found(*given, w=2), attn(*given, w=2))
+    twin = copied(attn)
+    assert twin.bundle == attn.bundle
+    assert twin.target == attn.target
+    assert twin.explain() == attn.explain()
+    np.testing.assert_array_equal(twin(*given, w=2), attn(*given, w=2))
 
 
 @copies
@@ -236,11 +236,11 @@ def test_another_process_takes_and_gives_them():
 @copies
 def test_layouts(copied):
     layout = mc.causal().layout(300).transpose()
-    found = copied(layout)
+    twin = copied(layout)
     for name, value in vars(layout).items():
-        assert np.array_equal(getattr(found, name), value)
-    assert not found.col.flags.writeable
-    assert np.array_equal(found.to_dense(), layout.to_dense())
+        assert np.array_equal(getattr(twin, name), value)
+    assert not twin.col.flags.writeable
+    assert np.array_equal(twin.to_dense(), layout.to_dense())
 
 
 OTHERS = {
@@ -283,9 +283,13 @@ def test_every_public_class_and_object_is_covered(package):
 
 
 def test_a_difference():
-    found = mc.diff(mc.causal(), mc.window(3), n=8)
-    for again in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert (str(again), again.q, again.k) == (str(found), found.q, found.k)
+    difference = mc.diff(mc.causal(), mc.window(3), n=8)
+    for again in (
+        copy.copy(difference),
+        copy.deepcopy(difference),
+        pickle.loads(pickle.dumps(difference)),
+    ):
+        assert (str(again), again.q, again.k) == (str(difference), difference.q, difference.k)
 
 
 # ------------------------------------------------------------------ errors
@@ -317,17 +321,17 @@ def test_errors(copied):
     for kind, at in product(CLASSES, (None, "q", SourceLoc("a.py", 3, 4, 5))):
         error = made(kind, at)
         error.add_note("noted")
-        found = copied(copied(error))
-        same(found, error)
-        assert found.__notes__ == ["noted"]
+        twin = copied(copied(error))
+        same(twin, error)
+        assert twin.__notes__ == ["noted"]
 
 
 @copies
 def test_several_errors(copied):
     several = mc.SeveralErrors((made(errors.BadIds), made(errors.FileMissing)))
-    found = copied(several)
-    same(found, several)
-    for one, other in zip(found.errors, several.errors, strict=True):
+    twin = copied(several)
+    same(twin, several)
+    for one, other in zip(twin.errors, several.errors, strict=True):
         same(one, other)
 
 

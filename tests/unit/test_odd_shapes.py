@@ -9,14 +9,13 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.problem import Direction  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
+import maskc as mc
+from maskc.core.problem import Direction
+from maskc.testing.emulator import machine
+from tests.support.exact_attention import called, live_pairs, results, wrong
+from tests.support.hopper import nan_memory
 
 DTYPES = {"cpu": "float32", "simt": "float32", "sm_80": "bfloat16", "sm_90a": "bfloat16"}
 DIM = 64
@@ -63,12 +62,12 @@ def passes(attn, q, k, v, dout):
 
 def judged(attn, made):
     live = live_pairs(MASK, made[0].shape[2], made[1].shape[2], device="cpu")
-    found = passes(attn, *made)
+    computed = passes(attn, *made)
     exact, rough = (results(*made, live, kind) for kind in (torch.float64, made[0].dtype))
     if made[0].dtype != torch.float32:
-        assert not wrong(found, exact, rough)
+        assert not wrong(computed, exact, rough)
         return
-    for name, x in found.items():
+    for name, x in computed.items():
         size = exact[name].abs() if name == "lse" else exact[f"size of {name}"]
         error = torch.where(x == exact[name], 0.0, (x - exact[name]).abs())
         assert (error <= 1e-5 * torch.maximum(size, exact[name].abs().max()) + 1e-30).all(), name
@@ -82,12 +81,14 @@ def test_shapes(attn, name):
 @pytest.mark.parametrize("name", EMPTY)
 def test_nothing_to_add_up(attn, name):
     made = tensors(attn, *EMPTY[name])
-    found = passes(attn, *made)
-    assert found["out"].shape == made[0].shape
-    assert not found["out"].any()
-    assert (found["lse"] == -torch.inf).all()
+    computed = passes(attn, *made)
+    assert computed["out"].shape == made[0].shape
+    assert not computed["out"].any()
+    assert (computed["lse"] == -torch.inf).all()
     for x, name in zip(made, ("dq", "dk", "dv"), strict=False):
-        assert name not in found or (found[name].shape == x.shape and not found[name].any())
+        assert name not in computed or (
+            computed[name].shape == x.shape and not computed[name].any()
+        )
 
 
 def test_rows_beyond_2_to_the_31_elements(attn):

@@ -5,6 +5,7 @@ fp64, in memory full of NaN."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.dtypes import DType
@@ -12,14 +13,11 @@ from maskc.core.errors import HeadDimUnsupported
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
 from maskc.driver import plan_kernel
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import BAND, check, compiled, modes  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.exact_attention import live_pairs, tensors, vectors
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import BAND, check, compiled, modes
+from tests.support.thorough import alternating, chiefly, more
 
 TENSOR_CORES = ["sm_80", "sm_90a"]
 DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]
@@ -196,8 +194,8 @@ def test_every_multiple_of_eight_has_a_kernel(name):
 
 @pytest.mark.parametrize("name", TENSOR_CORES)
 def test_runtime_selections_have_simt_instead(name):
-    """What chooses blocks computes with rows as they are in memory, and has few head dimensions;
-    what chooses single keys fills them up."""
+    """Kernels that choose blocks compute with rows as they are in memory, and has few head
+    dimensions; what chooses single keys fills them up."""
     mask = mc.topk(4, of=mc.causal(), score="qk", block=16)
     assert mask.compile(64, target=name).target.name == name
     assert mask.compile(80, target=name).target.name == "simt"

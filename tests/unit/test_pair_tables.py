@@ -12,32 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core import expr as E  # noqa: E402
-from maskc.core import score as S  # noqa: E402
-from maskc.core.abi import SCORE  # noqa: E402
-from maskc.core.attention_call import DEFAULTS, AttentionCall  # noqa: E402
-from maskc.core.bundle import PERSISTENT  # noqa: E402
-from maskc.core.cost import Cost  # noqa: E402
-from maskc.core.problem import Direction  # noqa: E402
-from maskc.core.tensors import HOST, Array  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.pair_tables import (  # noqa: E402
-    ADDED,
-    BIAS,
-    CAPPED,
-    FACTOR,
-    KINDS,
-    TURNED,
-    TWICE,
-    judged,
-)
-from tests.support.thorough import more  # noqa: E402
+import maskc as mc
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.abi import SCORE
+from maskc.core.attention_call import DEFAULTS, AttentionCall
+from maskc.core.bundle import PERSISTENT
+from maskc.core.cost import Cost
+from maskc.core.problem import Direction
+from maskc.core.tensors import HOST, Array
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support.hopper import nan_memory
+from tests.support.pair_tables import ADDED, BIAS, CAPPED, FACTOR, KINDS, TURNED, TWICE, judged
+from tests.support.thorough import more
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import called, results, tensors, vectors, wrong  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.exact_attention import called, results, tensors, vectors, wrong
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating
 
 N, BATCH, HEADS, KV_HEADS = 150, 2, 4, 2
 CAUSAL = mc.causal()
@@ -23,7 +21,7 @@ RNG = np.random.default_rng(7)
 def runs(mean):
     """Ids that rise, other ones in each sequence."""
     lengths = RNG.integers(1, 2 * mean, (BATCH, N))
-    return np.stack([np.repeat(np.arange(N), own)[:N] for own in lengths]).astype(np.int32)
+    return np.stack([np.repeat(np.arange(N), length)[:N] for length in lengths]).astype(np.int32)
 
 
 LO = np.stack([np.maximum(np.arange(N) - 40, 0), np.full(N, 9)]).astype(np.int32)
@@ -118,10 +116,10 @@ def check(name, target, dim, dtype, *, deterministic=False, **features):
     attn = mask.compile(head_dim=dim, n_heads=HEADS, dtype=dtype, target=target)
     live = live_pairs(name)
     exact, rough = (results(*made, live, kind, **features) for kind in (torch.float64, dtype))
-    found = called(attn, *made, there, deterministic=deterministic, **features)
+    computed = called(attn, *made, there, deterministic=deterministic, **features)
     if dtype != torch.float32:
-        assert not wrong(found, exact, rough)
-    for key, x in found.items() if dtype == torch.float32 else ():
+        assert not wrong(computed, exact, rough)
+    for key, x in computed.items() if dtype == torch.float32 else ():
         largest = exact[key][exact[key].isfinite()].abs().max()
         size = torch.maximum(largest, exact.get(f"size of {key}", largest))
         error = torch.where(x == exact[key], 0.0, x.double() - exact[key])  # of infinities, too

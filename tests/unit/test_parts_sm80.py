@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
+from maskc.runtime.launch.sequence import PartedPlan
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
+from tests.support.hopper import nan_memory
+from tests.support.residues import run_in_classes
+from tests.support.thorough import alternating, chiefly, more
 
 CAUSAL = mc.causal()
 MASKS = {

@@ -397,8 +397,8 @@ def test_a_draft_behind_its_cache_sees_the_context_and_its_ancestors() -> None:
         while token >= 0:
             expected[query, token], token = True, parents[token]
     given = mc.parents(np.array(parents))
-    found = pattern("speculative_tree")().dense(len(draft), len(parents), tree=given)
-    np.testing.assert_array_equal(found, expected)
+    dense_mask = pattern("speculative_tree")().dense(len(draft), len(parents), tree=given)
+    np.testing.assert_array_equal(dense_mask, expected)
     assert expected[:, :context].all()
 
 
@@ -410,9 +410,9 @@ def test_the_mask_is_its_definition(case: Case) -> None:
             [[case.keep(q, k, q + n_kv - n_q, n_kv, h) for k in range(n_kv)] for q in range(n_q)]
             for h in range(case.heads or 1)
         ]
-        found = dense(mask, n_q, n_kv, n_heads=case.heads, **case.data)
-        expected_shape = found.shape if case.heads else (1, *found.shape)
-        assert np.array_equal(found.reshape(expected_shape), np.array(expected)), (n_q, n_kv)
+        dense_mask = dense(mask, n_q, n_kv, n_heads=case.heads, **case.data)
+        expected_shape = dense_mask.shape if case.heads else (1, *dense_mask.shape)
+        assert np.array_equal(dense_mask.reshape(expected_shape), np.array(expected)), (n_q, n_kv)
 
 
 def test_every_pattern_has_a_case() -> None:
@@ -423,9 +423,9 @@ def test_every_pattern_has_a_case() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_file(file: Path) -> None:
-    found = mc.load(file)
-    assert list(found) == [file.stem]
-    made = found[file.stem]
+    loaded = mc.load(file)
+    assert list(loaded) == [file.stem]
+    made = loaded[file.stem]
     assert made.doc
     assert len(file.stem) <= 40
     text = file.read_text()

@@ -163,8 +163,8 @@ def test_the_mask_and_its_kernel_are_the_definition(name: str) -> None:
             chosen = keys_of(tensors, h, row, row + n_kv - n_q, n_kv)
             expected[h, row, sorted(chosen)] = True
         asked = more if "scores" in more else tensors
-        found = mask.dense(n_q, n_kv, n_heads=HEADS, heads_kv=HEADS_KV, **asked)
-        assert (found.reshape(-1, n_q, n_kv) == expected).all(), (n_q, n_kv)
+        dense_mask = mask.dense(n_q, n_kv, n_heads=HEADS, heads_kv=HEADS_KV, **asked)
+        assert (dense_mask.reshape(-1, n_q, n_kv) == expected).all(), (n_q, n_kv)
         out = attn(q, k, v, **more)
         assert np.abs(out - attention(q, k, v, expected)[0]).max() < 1e-5
 

@@ -1,4 +1,4 @@
-"""A plan beside dense attention: what is printed is what counting says."""
+"""A plan compared with dense attention: counting gives the printed numbers."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def union(spans: list[TileRange], variable: str, env: dict[str, int]) -> np.ndar
     of, count = ("n_q", "n_kv") if variable == "ti" else ("n_kv", "n_q")
     rows, tokens = np.arange(env[of])[:, None], np.arange(env[count])[None]
     here = {**env, variable: rows}
-    found = np.zeros((env[of], env[count]), dtype=bool)
+    array = np.zeros((env[of], env[count]), dtype=bool)
     for span in spans:
         inside = (tokens >= evaluate(span.first, here)) & (tokens < evaluate(span.last, here))
-        found |= evaluate(span.guard, here) & inside
-    return found
+        array |= evaluate(span.guard, here) & inside
+    return array
 
 
 def arguments(lifted: Lifted, env: dict[str, int]) -> dict[str, int]:
@@ -50,17 +50,17 @@ def check(mask: mc.Mask, n_q: int, n_kv: int, data: dict[str, object]) -> bool:
     """
     keep = driver.lowered(mask).keep
     lifted = lift(keep)
-    found = intervals(lifted.shape)
-    if found is None:
+    ranges = intervals(lifted.shape)
+    if ranges is None:
         return False
-    reads = {name for span in found for formula in formulas(span) for name in E.symbols(formula)}
+    reads = {name for span in ranges for formula in formulas(span) for name in E.symbols(formula)}
     assert reads <= {"ti", "tj", "n_q", "n_kv", *(f"c{i}" for i in range(len(lifted.args)))}
     env = {name: value for name, value in data.items() if name in default_parameters(mask)}
     env |= {"n_q": n_q, "n_kv": n_kv}
     env |= arguments(lifted, env)
     dense = mask.dense(n_q, n_kv, **data)
-    assert (union([x.keys for x in found], "ti", env) == dense).all()
-    assert (dense == union([x.queries for x in found], "tj", env).T).all()
+    assert (union([x.keys for x in ranges], "ti", env) == dense).all()
+    assert (dense == union([x.queries for x in ranges], "tj", env).T).all()
     return True
 
 

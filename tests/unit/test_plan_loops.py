@@ -61,7 +61,7 @@ FORM = re.compile(
 
 def tiles_of(text: str, rows: int, columns: int) -> np.ndarray:
     """Return the tiles that the closed forms of a pass describe: 0, 1 partial, 2 full."""
-    found = np.zeros((rows, columns), int)
+    array = np.zeros((rows, columns), int)
     forms = FORM.findall(text)
     if not forms:
         assert re.search(r"a list in memory of \d+ full and \d+ partial tiles", text)
@@ -78,8 +78,8 @@ def tiles_of(text: str, rows: int, columns: int) -> np.ndarray:
             end = eval(last, at) if last else start
             for one in range(start, end + 1, int(step or 1)):
                 at_tile = (outer, one) if inner == "tj" else (one, outer)
-                found[at_tile] = max(found[at_tile], order[kind])
-    return found
+                array[at_tile] = max(array[at_tile], order[kind])
+    return array
 
 
 @pytest.mark.parametrize("lengths", [(640, 640), (1000, 1000), (300, 1000)], ids=str)

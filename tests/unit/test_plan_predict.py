@@ -46,15 +46,15 @@ def test_against_what_was_measured():
         if anchor.name in known and anchor.data is dict:
             case = anchor.case(DType.bfloat16)
             plan = planned(case.mask, case.head_dim, case.heads)
-            found = milliseconds(plan, FORWARD, case.n_q, case.n_kv, case.batch * case.heads)
-            shares[anchor.name] = found / known[anchor.name]
+            time_ms = milliseconds(plan, FORWARD, case.n_q, case.n_kv, case.batch * case.heads)
+            shares[anchor.name] = time_ms / known[anchor.name]
     assert len(shares) == 16
     assert all(0.74 < share < 1.15 for share in shares.values()), shares
     assert sum(abs(share - 1) <= 0.15 for share in shares.values()) >= 14, shares
 
 
 def test_a_pass_in_numbers():
-    """Of one tile row by hand: D 192 has one source, in blocks of 128 x 96."""
+    """One tile row by hand: D 192 has one source, in blocks of 128 x 96."""
     plan = planned(mc.full(), 192)
     (cost,) = costs_of(plan)
     card = card_of("sm_90a")
@@ -76,11 +76,11 @@ def test_more_work_takes_longer():
 def test_heads_with_masks_of_their_own():
     wide, narrow = mc.causal(), mc.window(100)
     mixed = planned(mc.per_head([wide, wide, wide, narrow]), heads=4)
-    found = milliseconds(mixed, FORWARD, 4096, 4096, 8)
+    time_ms = milliseconds(mixed, FORWARD, 4096, 4096, 8)
     shares = ((wide, 6), (narrow, 2))
     each = [milliseconds(planned(mask), FORWARD, 4096, 4096, n) for mask, n in shares]
     want = sum(each) - card_of("sm_90a").launch_us / 1e3  # one launch for both
-    assert want * 0.99 < found < want * 1.2
+    assert want * 0.99 < time_ms < want * 1.2
 
 
 def test_nothing_is_said_of_what_is_not_known():
@@ -122,10 +122,10 @@ def test_landmarks_count_with_all_queries():
     """A window and every 64th key: the part of landmarks has all rows, and a 64th of the keys."""
     plan = planned(mc.causal() & (mc.window(511) | mc.strided(64, 63)))
     assert any(part.keys is not None for part in plan.parts)
-    found = milliseconds(plan, FORWARD, 32768, 32768, 16)
+    time_ms = milliseconds(plan, FORWARD, 32768, 32768, 16)
     window = milliseconds(planned(mc.causal() & mc.window(511)), FORWARD, 32768, 32768, 16)
     whole = milliseconds(planned(mc.causal()), FORWARD, 32768, 32768, 16)
-    assert window < found < window + whole / 16
+    assert window < time_ms < window + whole / 16
 
 
 def test_nothing_is_predicted_of_keys_chosen_one_by_one():

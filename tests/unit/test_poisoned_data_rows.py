@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.support.thorough import each  # noqa: E402
+from tests.support.exact_attention import called, tensors
+from tests.support.thorough import each
 
 N, TILE = 280, 128
 CAUSAL = mc.causal()
@@ -66,10 +64,10 @@ def test_keys_that_are_nan_reach_who_sees_them(name, target, monkeypatch):
     clean = attn(q, k, v, **data)
     poisoned = [0, 59, 60, 99, 127, 128, 200, 216]
     k[:, :, poisoned] = torch.nan
-    found = attn(q, k, v, **data)
+    out = attn(q, k, v, **data)
     touched = torch.tensor(live[:, :, poisoned].any(-1))[:, None].expand(2, 2, N)
-    assert torch.equal(found.isnan().any(-1), touched)
-    assert torch.equal(found[~touched], clean[~touched])
+    assert torch.equal(out.isnan().any(-1), touched)
+    assert torch.equal(out[~touched], clean[~touched])
 
 
 @pytest.mark.parametrize(

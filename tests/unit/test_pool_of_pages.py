@@ -1,18 +1,16 @@
-"""Sequences whose keys lie in the pages of one pool, beside caches of their own."""
+"""Sequences whose keys lie in the pages of one pool, compared with caches of their own."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.layout.work import work_list
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-
-torch = pytest.importorskip("torch")
-
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.hopper import with_rules  # noqa: E402
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.hopper import with_rules
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 64, 12
 LENGTHS = [200, 1, 130]
@@ -64,7 +62,7 @@ class Pool:
 
     def newest(self) -> torch.Tensor:
         """The positions of the queries."""
-        return torch.tensor([len(own) - 1 for own in self.slots], dtype=torch.int32)
+        return torch.tensor([len(slot) - 1 for slot in self.slots], dtype=torch.int32)
 
 
 def side_by_side(attn, q, pool, owners):
@@ -124,7 +122,7 @@ def test_free_pages_are_not_read(hopper):
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_tiles_between_whose_owners_a_sequence_is(hopper, target):
-    """Of few queries a tile is read only where a pair of it is live, whatever its bounds say."""
+    """With few queries a tile is read only where a pair of it is live, whatever its bounds say."""
     tile = 128
     owner = torch.tensor([0, 2]).repeat_interleave(tile // 2).repeat(2).int()
     owner[tile:] = 1

@@ -1,4 +1,4 @@
-"""Positions that calls give: combinators over them, beside their definition by hand."""
+"""Positions that calls give: combinators over them, compared with their definition by hand."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_what_is_known_of_them():
     assert narrow.subset_of(wide)
     assert not wide.subset_of(narrow)
     assert (mc.causal(at=AT) & mc.window(9, 9, at=AT)).equals(mc.window(9, at=AT))
-    found = mc.diff(narrow, wide, n=8)
+    difference = mc.diff(narrow, wide, n=8)
     assert (
-        narrow.dense(8, **found.data)[found.q, found.k]
-        != wide.dense(8, **found.data)[found.q, found.k]
+        narrow.dense(8, **difference.data)[difference.q, difference.k]
+        != wide.dense(8, **difference.data)[difference.q, difference.k]
     )
 
 

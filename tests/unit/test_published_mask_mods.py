@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc.core.errors import NotTraceable
-
-torch = pytest.importorskip("torch")
-flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 SEQUENCES, HEADS, N = 2, 2, 24
 Mod = Callable[..., object]
@@ -42,7 +41,7 @@ def check(mod: Mod, n_q: int = N, n_kv: int | None = None) -> mc.Mask:
 
 
 def attends(mod: Mod, n_q: int = N, n_kv: int | None = None) -> None:
-    """The result of attention, beside PyTorch's with the dense matrix."""
+    """Compare the result of attention with PyTorch's with the dense matrix."""
     n_kv = n_q if n_kv is None else n_kv
     right = torch.from_numpy(vmapped(mod, n_q, n_kv))
     q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (n_q, n_kv, n_kv))

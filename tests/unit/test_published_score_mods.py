@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from attn_gym import mods
 
-torch = pytest.importorskip("torch")
-mods = pytest.importorskip("attn_gym.mods")
-
-import maskc as mc  # noqa: E402
-from tests.unit.test_scores_torch import B, H, N, check, tensors  # noqa: E402
+import maskc as mc
+from tests.unit.test_scores_torch import B, H, N, check, tensors
 
 W = 8
 
@@ -60,12 +59,12 @@ def test_an_activation_of_0_has_no_weight():
     score = mc.from_score_mod(mods.generate_activation_score_mod(torch.relu, 0.0))
     (q, k, v), dout = tensors()
     out = mc.attention(q, k, v, mc.causal(), score=score)
-    found = torch.autograd.grad(out, (q, k, v), dout)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
     scores = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).tril().relu()
     total = scores.sum(-1, keepdim=True)
     wanted = (scores / torch.where(total == 0, 1, total)) @ v.double()
     right = torch.autograd.grad(wanted, (q, k, v), dout.double())
-    for one, two in zip((out, *found), (wanted, *right), strict=True):
+    for one, two in zip((out, *gradients), (wanted, *right), strict=True):
         torch.testing.assert_close(one.double(), two.double(), atol=2e-4, rtol=2e-4)
 
 

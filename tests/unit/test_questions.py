@@ -27,11 +27,11 @@ def tiles(layout) -> np.ndarray:
 
 def by_hand(dense: np.ndarray, size: int) -> np.ndarray:
     rows, columns = (-(-n // size) for n in dense.shape)
-    found = np.zeros((rows, columns), np.uint8)
+    array = np.zeros((rows, columns), np.uint8)
     for row, column in np.ndindex(rows, columns):
         part = dense[row * size : (row + 1) * size, column * size : (column + 1) * size]
-        found[row, column] = 2 if part.all() else int(part.any())
-    return found
+        array[row, column] = 2 if part.all() else int(part.any())
+    return array
 
 
 def test_sequences_are_summed_shown_and_named():
@@ -43,8 +43,8 @@ def test_sequences_are_summed_shown_and_named():
     for batch in range(3):
         assert np.array_equal(mask.dense(7, doc=IDS, batch=batch), right[batch])
         assert mask.count(7, doc=IDS, batch=batch) == right[batch].sum()
-        found = mask.layout(7, block=(2, 2), doc=IDS, batch=batch)
-        assert np.array_equal(tiles(found), by_hand(right[batch], 2))
+        layout = mask.layout(7, block=(2, 2), doc=IDS, batch=batch)
+        assert np.array_equal(tiles(layout), by_hand(right[batch], 2))
     with pytest.raises(OneOfSeveral, match=r"the 3 sequences of this mask .*\n.*batch="):
         mask.layout(7, doc=IDS)
     with pytest.raises(DataRange, match="no sequence 3 among 3"):
@@ -64,8 +64,8 @@ def test_heads_of_tables_are_summed_shown_and_named():
     assert np.array_equal(mask.dense(7, live=TABLE, head=2), right[:, 2])
     for batch, head in np.ndindex(2, 3):
         assert np.array_equal(mask.dense(7, live=TABLE, head=head, batch=batch), right[batch, head])
-        found = mask.layout(7, block=(2, 2), live=TABLE, head=head, batch=batch)
-        assert np.array_equal(tiles(found), by_hand(right[batch, head], 2))
+        layout = mask.layout(7, block=(2, 2), live=TABLE, head=head, batch=batch)
+        assert np.array_equal(tiles(layout), by_hand(right[batch, head], 2))
     with pytest.raises(OneOfSeveral, match=r"the 3 heads of this mask .*\n.*head="):
         mask.layout(7, live=TABLE, batch=0)
     with pytest.raises(OneOfSeveral, match="the 2 sequences"):
@@ -128,8 +128,8 @@ def test_compiled_masks_name_heads_and_sequences_too():
     for given, message in (({}, "2 heads"), ({"head": 0}, "3 sequences")):
         with pytest.raises(OneOfSeveral, match=message):
             attn.layout(7, doc=IDS, **given)
-    found = attn.layout(7, block=(1, 1), doc=IDS, head=1, batch=0)
-    assert found.nnz == mask.count(7, doc=IDS, head=1, batch=0) == 4 + 9 + 4
+    layout = attn.layout(7, block=(1, 1), doc=IDS, head=1, batch=0)
+    assert layout.nnz == mask.count(7, doc=IDS, head=1, batch=0) == 4 + 9 + 4
     with pytest.raises(DataRange, match="no sequence 3 among 3"):
         attn.layout(7, doc=IDS, head=1, batch=3)
 

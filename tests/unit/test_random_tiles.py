@@ -11,7 +11,8 @@ from maskc.core.problem import TileShape
 from maskc.ir.sets import TooHard, budget, token_universe, unstopped
 from maskc.plan import recipe
 from maskc.plan.recipe import NotALoop, layout_recipe, tile_loops
-from tests.support.random_tiles import check, tiles_of
+from tests.support.drawn_masks import tiles
+from tests.support.random_tiles import check
 
 
 def test_no_child_ends_and_no_tile_is_wrong():
@@ -34,11 +35,10 @@ def test_a_mask_whose_loops_run_out_of_operations():
     first = mc.causal(align="start")
     mask = first - (mc.strided(2) - mc.where(lambda q, k: k <= q // 7))
 
-    def keep(q, k, n_q, n_kv):
-        return (k <= q) & ~((k % 2 == 0) & ~(k <= q // 7))
-
-    found = mask.layout(31, 37, block=(4, 7)).to_dense()
-    np.testing.assert_array_equal(found, tiles_of(keep, 31, 37, (4, 7)))
+    q, k = np.arange(31)[:, None], np.arange(37)
+    keep = (k <= q) & ~((k % 2 == 0) & ~(k <= q // 7))
+    layout = mask.layout(31, 37, block=(4, 7)).to_dense()
+    np.testing.assert_array_equal(layout, tiles(keep, (4, 7)))
 
 
 def test_the_budget_does_not_stop_a_question_but_counts_it():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import MaskcError
 from maskc.testing.emulator import machine
 
-torch = pytest.importorskip("torch")
 HEADS, N = 4, 90
 
 

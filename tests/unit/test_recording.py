@@ -94,14 +94,14 @@ def test_a_recorded_call_on_the_host_is_the_call(mask):
     attn = mask.compile(head_dim=64, dtype="float32", target="cpu")
     q, k, v, dout = inputs("float32")
     out, lse = attn(q, k, v, return_lse=True)
-    found = replayed(attn, "cpu", [q, k, v], lambda x: attn.launch(*x, return_lse=True))
-    np.testing.assert_array_equal(found[0], out)
-    np.testing.assert_array_equal(found[1], lse)
+    outputs = replayed(attn, "cpu", [q, k, v], lambda x: attn.launch(*x, return_lse=True))
+    np.testing.assert_array_equal(outputs[0], out)
+    np.testing.assert_array_equal(outputs[1], lse)
     back = attn.backward(q, k, v, out, lse, dout, deterministic=True)
-    found = replayed(
+    outputs = replayed(
         attn, "cpu", [q, k, v, out, lse, dout], lambda x: attn.backward(*x)
     )  # fmt: skip
-    for one, other in zip(found, back, strict=True):
+    for one, other in zip(outputs, back, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -130,19 +130,19 @@ def test_a_recorded_call_of_a_card_is_the_call(card, name):
 
     kept = own([torch.from_numpy(x) for x in data])
     out, lse = attn(q, k, v, return_lse=True, **kept)
-    found = replayed(
+    outputs = replayed(
         attn, "cuda", [*given[:3], *data],
         lambda x: attn.launch(*x[:3], return_lse=True, data=own(x[3:])),
     )  # fmt: skip
-    np.testing.assert_array_equal(found[0].view(np.int16), out.view(torch.int16).numpy())
-    np.testing.assert_array_equal(found[1], lse.numpy())
+    np.testing.assert_array_equal(outputs[0].view(np.int16), out.view(torch.int16).numpy())
+    np.testing.assert_array_equal(outputs[1], lse.numpy())
     back = attn.backward(q, k, v, out, lse, dout, **kept)
     bits = out.view(torch.int16).numpy().view(np.uint16)
-    found = replayed(
+    outputs = replayed(
         attn, "cuda", [*given[:3], bits, lse.numpy(), given[3], *data],
         lambda x: attn.backward(*x[:6], **own(x[6:])),
     )  # fmt: skip
-    for one, other in zip(found, back, strict=True):
+    for one, other in zip(outputs, back, strict=True):
         values = (np.ascontiguousarray(one).astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(values, other.float().numpy(), rtol=2e-2, atol=2e-3)
 

@@ -75,13 +75,13 @@ def test_attention_is_softmax_over_the_set(name: str) -> None:
 def test_gradients_are_finite_differences(name: str) -> None:
     q, k, v, mask, dout = tensors()
     options = OPTIONS[name]
-    found = gradients(q, k, v, mask, dout, **options)
+    results = gradients(q, k, v, mask, dout, **options)
     inputs = {"dq": q, "dk": k, "dv": v}
     if "sink_logits" in options:
         inputs["dsink"] = options["sink_logits"].copy()
     if "alibi_slopes" in options:
         inputs["dalibi"] = options["alibi_slopes"].copy()
-    assert set(found) == set(inputs)
+    assert set(results) == set(inputs)
 
     def loss() -> float:
         given = dict(options)
@@ -93,7 +93,7 @@ def test_gradients_are_finite_differences(name: str) -> None:
 
     rng = np.random.default_rng(1)
     for label, array in inputs.items():
-        assert found[label].shape == array.shape
+        assert results[label].shape == array.shape
         for _ in range(12):
             at = tuple(rng.integers(0, size) for size in array.shape)
             before, step = array[at], 1e-6
@@ -102,7 +102,7 @@ def test_gradients_are_finite_differences(name: str) -> None:
             array[at] = before - step
             lower = loss()
             array[at] = before
-            assert found[label][at] == pytest.approx((upper - lower) / (2 * step), abs=1e-7)
+            assert results[label][at] == pytest.approx((upper - lower) / (2 * step), abs=1e-7)
 
 
 def test_a_query_without_keys() -> None:
@@ -255,8 +255,8 @@ def test_topk_shares_between_heads() -> None:
 
     def keys(share: str) -> list[list[int]]:
         mask = mc.topk(1, mc.full(), score="given", share=share)
-        found = dense(mask, 1, 3, scores=scores, heads_kv=2)
-        return [np.flatnonzero(row).tolist() for row in found.reshape(-1, 3)]
+        dense_mask = dense(mask, 1, 3, scores=scores, heads_kv=2)
+        return [np.flatnonzero(row).tolist() for row in dense_mask.reshape(-1, 3)]
 
     assert keys("head") == [[1], [2], [2], [0]]
     assert keys("group") == [[2], [2], [0], [0]]
@@ -268,15 +268,15 @@ def test_topk_is_a_subset_and_joins_other_masks() -> None:
     scores = rng.standard_normal((2, 3, 12, 12))
     of = mc.causal() & mc.documents("doc")
     ids = np.repeat([0, 1], 6)
-    found = dense(mc.topk(2, of), 12, scores=scores, doc=ids)
+    dense_mask = dense(mc.topk(2, of), 12, scores=scores, doc=ids)
     allowed = dense(of, 12, doc=ids)
-    assert found.shape == (2, 3, 12, 12)
-    assert not (found & ~allowed).any()
+    assert dense_mask.shape == (2, 3, 12, 12)
+    assert not (dense_mask & ~allowed).any()
     assert np.array_equal(
-        found.sum(-1), np.broadcast_to(np.minimum(2, allowed.sum(-1)), (2, 3, 12))
+        dense_mask.sum(-1), np.broadcast_to(np.minimum(2, allowed.sum(-1)), (2, 3, 12))
     )
     joined = dense(mc.topk(2, of) | mc.window(0), 12, scores=scores, doc=ids)
-    assert np.array_equal(joined, found | np.eye(12, dtype=bool))
+    assert np.array_equal(joined, dense_mask | np.eye(12, dtype=bool))
     shared = dense(mc.topk(2, of, q_block=3, block=2), 12, scores=scores[0], doc=ids)
     assert not (shared & ~allowed).any()
 

@@ -86,7 +86,7 @@ def tensors(seed: int = 0) -> tuple[np.ndarray, ...]:
 def test_gradients_are_finite_differences(name: str, alpha: float) -> None:
     *given, mask, dout = tensors()
     options = {"scale": 1.0, "alpha": alpha, **(OPTIONS if name == "options" else {})}
-    found = gradients(*given, mask, dout, **options)
+    results = gradients(*given, mask, dout, **options)
     slopes = options.get("alibi_slopes")
     for key, x in [*zip(("dq", "dk", "dv"), given, strict=True), ("dalibi", slopes)]:
         if x is None:
@@ -99,7 +99,7 @@ def test_gradients_are_finite_differences(name: str, alpha: float) -> None:
                 ends.append((attention(*given, mask, **options)[0] * dout).sum())
             x[at] = kept
             wanted[at] = (ends[0] - ends[1]) / (2 * step)
-        np.testing.assert_allclose(found[key], wanted, atol=2e-6)
+        np.testing.assert_allclose(results[key], wanted, atol=2e-6)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -234,9 +234,9 @@ BEHIND = "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - {})"
     ],
 )  # fmt: skip
 def test_one_stride(mask, stride, inner):
-    found = parts(decomposed(mask))
-    assert told(found) == [(stride, inner)]
-    assert found[0].ir.pieces
+    pieces = parts(decomposed(mask))
+    assert told(pieces) == [(stride, inner)]
+    assert pieces[0].ir.pieces
 
 
 def test_every_piece_has_its_largest_stride():
@@ -263,10 +263,10 @@ def test_every_piece_has_its_largest_stride():
 )  # fmt: skip
 def test_masks_that_stay_whole(mask):
     ir = decomposed(mask)
-    found = parts(ir)
-    assert len(found) == 1
-    assert found[0].stride == 1
-    assert found[0].ir is ir
+    pieces = parts(ir)
+    assert len(pieces) == 1
+    assert pieces[0].stride == 1
+    assert pieces[0].ir is ir
 
 
 def test_slashes_go_along_with_a_stride_that_divides_their_distance():
@@ -286,12 +286,12 @@ def test_slashes_go_along_with_a_stride_that_divides_their_distance():
 
 
 def test_exponential_dilation_is_one_band_per_stride():
-    found = parts(published("exponential_dilation", window=64, levels=5))
-    assert [part.stride for part in found] == [1, 2, 4, 8, 16]
-    assert told(found)[0] == (1, BEHIND.format(63))
+    pieces = parts(published("exponential_dilation", window=64, levels=5))
+    assert [part.stride for part in pieces] == [1, 2, 4, 8, 16]
+    assert told(pieces)[0] == (1, BEHIND.format(63))
     further = "(k <= q + n_kv - n_q - 32) & (k >= q + n_kv - n_q - 63)"
-    assert told(found)[1:] == [(2**level, further) for level in range(1, 5)]
-    assert all([piece.kind for piece in part.ir.pieces] == [PieceKind.band] for part in found)
+    assert told(pieces)[1:] == [(2**level, further) for level in range(1, 5)]
+    assert all([piece.kind for piece in part.ir.pieces] == [PieceKind.band] for part in pieces)
 
 
 def test_window_or_dilation():
@@ -371,11 +371,11 @@ def test_a_question_too_hard_leaves_pieces_where_they_are(operations, monkeypatc
     ir = decomposed(mask)
     assert [part.stride for part in parts(ir)][:2] == [1, 2]
     monkeypatch.setattr(relayout, "budget", lambda: sets.budget(operations))
-    found = parts(ir)
+    pieces = parts(ir)
     if operations == 1:
-        assert found == (RelayoutPart(1, ir),)
-    check(mask, found, 33, 33, {})
-    check(mask, found, 12, 29, {})
+        assert pieces == (RelayoutPart(1, ir),)
+    check(mask, pieces, 33, 33, {})
+    check(mask, pieces, 12, 29, {})
 
 
 def test_a_wrong_reading_is_noticed(monkeypatch):

@@ -9,7 +9,7 @@ from tests.unit.test_relayout import W, check, decomposed, published, same
 
 
 def test_strides_run_together():
-    """What is read is as plain as each alone; extents are given to whoever chooses."""
+    """Data are read as plainly as each alone; extents are given to whoever chooses."""
     ir = published("exponential_dilation", window=64, levels=5)
     asked = []
     rest, four = parts(ir, lambda e: asked.append(e) or {1: 1, 2: 1, 4: 4, 8: 4, 16: 4})
@@ -27,10 +27,10 @@ def test_what_holds_at_aligned_lengths_keeps_its_stride():
     eight = mc.window(40) & mc.where(lambda q, k: (q - k) % 8 == 0)
     mask = eight | mc.dilated(7, stride=4)
     ir = decomposed(mask)
-    found = parts(ir, lambda extents: {1: 1, 4: 4, 8: 4})
-    assert [(part.stride, part.aligned) for part in found] == [(4, False), (8, True)]
+    pieces = parts(ir, lambda extents: {1: 1, 4: 4, 8: 4})
+    assert [(part.stride, part.aligned) for part in pieces] == [(4, False), (8, True)]
     for n_q, n_kv in ((23, 27), (23, 31), (31, 23), (24, 28)):
-        check(mask, found, n_q, n_kv, {})
+        check(mask, pieces, n_q, n_kv, {})
 
 
 def test_passes_are_saved_where_tiles_cost_less():

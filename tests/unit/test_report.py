@@ -55,7 +55,7 @@ def report_of(mask: mc.Mask, dim: int = 16, **more: Any) -> Document:
 
 
 def blocks(report: Document, key: str) -> list[Any]:
-    return list(next(each.blocks for each in report.sections if each.key == key))
+    return list(next(section.blocks for section in report.sections if section.key == key))
 
 
 def text_of(report: Document, key: str) -> str:
@@ -131,13 +131,15 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_every_kind_of_mask_has_all_sections(name: str):
     report = report_of(MASKS[name])
-    assert [each.key for each in report.sections] == KEYS
-    assert all(each.blocks for each in report.sections)
+    assert [section.key for section in report.sections] == KEYS
+    assert all(section.blocks for section in report.sections)
     page = check_page(html(report))
     assert str(MASKS[name]) in page.text
     text = markdown(report)
     assert text.count("\n## ") == len(KEYS)
-    said = [one.text for each in report.sections for one in each.blocks if isinstance(one, Words)]
+    said = [
+        one.text for section in report.sections for one in section.blocks if isinstance(one, Words)
+    ]
     assert not [text for text in said if text.startswith("Not available")]
 
 
@@ -180,7 +182,7 @@ def test_motivation_and_discussion_stand_where_they_were_given(tmp_path: Path):
     assert re.findall("- first|- second", written.text) == ["- first", "- second"]
     assert "No <b>surprise</b>." in written.text
     only = report_of(MASKS["full"], discussion=["One thing."])
-    assert [each.key for each in only.sections] == [*KEYS[:-1], "discussion", "environment"]
+    assert [section.key for section in only.sections] == [*KEYS[:-1], "discussion", "environment"]
     assert "\n## Discussion\n\nOne thing.\n" in markdown(only)
 
 
@@ -210,11 +212,11 @@ def test_notes_without_motivation_or_discussion(tmp_path: Path, text: str):
 def test_numbers_are_the_masks():
     mask = MASKS["streaming"]
     report = report_of(mask)
-    table = next(each for each in blocks(report, "complexity") if isinstance(each, ReportTable))
+    table = next(block for block in blocks(report, "complexity") if isinstance(block, ReportTable))
     counts = {int(row[0].replace(",", "")): int(row[2].replace(",", "")) for row in table.rows}
     assert counts == {n: mask.count(n) for n in counts}
     assert 131072 in counts
-    ablated = next(each for each in blocks(report, "ablations") if isinstance(each, ReportTable))
+    ablated = next(block for block in blocks(report, "ablations") if isinstance(block, ReportTable))
     left = {row[0]: int(row[1].replace(",", "")) for row in ablated.rows}
     assert left["without sinks(3)"] == (mc.causal() & mc.window(40)).count(4096)
     assert left["without window(40)"] == (mc.causal() & mc.sinks(3)).count(4096)
@@ -256,12 +258,12 @@ def test_hostile_texts_are_shown(tmp_path: Path):
     page_file, text_file = tmp_path / "evil.html", tmp_path / "evil.md"
     maskc("report", file, *QUICK, "-o", page_file)
     page = page_file.read_text()
-    found = check_page(page)
-    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in found.text
+    faults = check_page(page)
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in faults.text
     assert "\u202e" not in page
     assert "\x07" not in page
-    assert "\\u202e" in found.text
-    assert "made up with a fixed seed: onload_x" in found.text
+    assert "\\u202e" in faults.text
+    assert "made up with a fixed seed: onload_x" in faults.text
     maskc("report", file, *QUICK, "-o", text_file)
     text = text_file.read_text()
     assert "\u202e" not in text
@@ -320,10 +322,10 @@ def test_speed_and_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = tmp_path / "right.html"
     report = maskc_json(*words, page)
     assert report == {"written": [str(page)], "sections": KEYS}
-    found = check_page(page.read_text())
-    assert "time grows as N^" in found.text
-    assert "WRONG" not in found.text
-    assert "--n 32,64 --target cpu --head-dim 8 --dtype float32 --heads 1" in found.text
+    faults = check_page(page.read_text())
+    assert "time grows as N^" in faults.text
+    assert "WRONG" not in faults.text
+    assert "--n 32,64 --target cpu --head-dim 8 --dtype float32 --heads 1" in faults.text
     right = CompiledMask.__call__
     monkeypatch.setattr(
         CompiledMask, "__call__", lambda self, *a, **b: (right(self, *a, **b)[0] * 1.01, None)
@@ -364,17 +366,17 @@ def test_an_evaluation_is_shown(tmp_path: Path):
     page = tmp_path / "page.html"
     maskc("report", "--expr", "causal() & (sinks(4) | window(9))", *QUICK, "--evaluation", file,
           "-o", page)  # fmt: skip
-    found = check_page(page.read_text())
+    faults = check_page(page.read_text())
     for text in (
         "0.871 [0.861, 0.881]", "9.5", "8.25", "7 of 20", "It <i>cannot</i> show this.",
         "without sinks(4)", "0.0015", "0.004", "not shown", "0.05", "maskc evaluate mine",
         "at N = 512", "mine <b>, layer by layer",
     ):  # fmt: skip
-        assert text in found.text, text
+        assert text in faults.text, text
     said = re.search(r"Attention retained at N = 512[^0]*(\S+)", page.read_text())
     assert said is not None
     assert said[1] == "0.871"  # this mask's row is the second one
-    assert "dense attention. Evaluate it" not in found.text
+    assert "dense attention. Evaluate it" not in faults.text
 
 
 def test_without_timing_results_are_checked_all_the_same(
@@ -440,7 +442,7 @@ def test_captured_arrays_and_parameters_belong_to_the_mask():
 def test_a_mask_that_kept_everything_says_so(tmp_path: Path):
     """At a length within its window a mask is dense attention: numbers of that prove nothing."""
     file, page = tmp_path / "quality.json", tmp_path / "x.md"
-    all_pairs = [replace(each, share=1.0) for each in evaluation().patterns]
+    all_pairs = [replace(pattern, share=1.0) for pattern in evaluation().patterns]
     file.write_text(replace(evaluation(), patterns=tuple(all_pairs)).to_json())
     maskc("report", "--expr", "causal() & window(12)", *QUICK, "--evaluation", file, "-o", page)
     assert "window keeps every pair of causal() at N = 512" in page.read_text()
@@ -448,7 +450,7 @@ def test_a_mask_that_kept_everything_says_so(tmp_path: Path):
 
 def test_parts_of_an_evaluation_that_were_not_asked_have_no_table():
     def tables(**less: Any) -> list[int]:
-        patterns = [replace(each, **less) for each in evaluation().patterns]
+        patterns = [replace(pattern, **less) for pattern in evaluation().patterns]
         found = replace(evaluation(), patterns=(*patterns, evaluation().patterns[0]))
         return [len(x.rows) for x in significance_blocks(found) if isinstance(x, ReportTable)]
 

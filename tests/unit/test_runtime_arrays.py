@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from maskc.core.errors import NotAnArray, NotContiguous
 from maskc.core.tensors import order_of, out_strides
@@ -20,7 +21,6 @@ from maskc.runtime.arrays import foreign
 from maskc.runtime.arrays import known as arrays
 from tests.support.bundles import bundle
 
-torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
 
@@ -123,7 +123,7 @@ def test_tokens_before_heads(mask, qkv, library):
 
 
 def test_gradients_are_stored_like_their_inputs():
-    """Of q, k and v that have one shape, some stored as [B, N, H, D]."""
+    """Check q, k and v of one shape, some stored as [B, N, H, D]."""
     mask = CompiledMask(bundle("band", head_dim_v=32), "cpu")
     rng = np.random.default_rng(0)
     plain = [torch.from_numpy(rng.standard_normal((2, 4, 70, 32), np.float32)) for _ in range(3)]
@@ -133,9 +133,9 @@ def test_gradients_are_stored_like_their_inputs():
         given = list(plain)
         for i in swapped:
             given[i] = plain[i].transpose(1, 2).contiguous().transpose(1, 2)
-        found = mask.backward(*given, out, lse, out)
-        assert [x.stride() for x in found] == [x.stride() for x in given]
-        for got, expected in zip(found, want, strict=True):
+        gradients = mask.backward(*given, out, lse, out)
+        assert [x.stride() for x in gradients] == [x.stride() for x in given]
+        for got, expected in zip(gradients, want, strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 

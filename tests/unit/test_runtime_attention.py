@@ -86,11 +86,11 @@ def compare(mask: CompiledMask, given: Case, keep: np.ndarray, tolerance: float,
     np.testing.assert_array_equal(np.isneginf(lse), empty)
     np.testing.assert_allclose(lse[~empty], want_lse[~empty], rtol=1e-5, atol=1e-5)
     close(out, want_out, tolerance)
-    found = mask.backward(*given.qkv, out, lse, given.dout, **given.options, **data)
+    results = mask.backward(*given.qkv, out, lse, given.dout, **given.options, **data)
     want = gradients(*given.qkv, keep, given.dout, **given.options)
     names = ["dq", "dk", "dv", *(["dsink", "dalibi"] if given.options else [])]
-    assert len(found) == len(names)
-    for name, gradient in zip(names, found, strict=True):
+    assert len(results) == len(names)
+    for name, gradient in zip(names, results, strict=True):
         close(gradient, want[name], tolerance if gradient.ndim == 4 else 2 * tolerance)
 
 

@@ -138,10 +138,10 @@ class OnDevice:
 def test_device_memory_is_read_every_time():
     binder, given = Binder(bundle("documents")), OnDevice()
     for number in (1, 2, 3):
-        found = binder.bind({"doc": given}, N, N)
-        assert found.arrays["doc.q"][0] == number == given.copies
-        found = binder.bind({"doc": (IDS, OnDevice())}, N, N)
-        assert found.arrays["doc.k"][0] == 1
+        bound = binder.bind({"doc": given}, N, N)
+        assert bound.arrays["doc.q"][0] == number == given.copies
+        bound = binder.bind({"doc": (IDS, OnDevice())}, N, N)
+        assert bound.arrays["doc.k"][0] == 1
     assert not binder._known
 
 

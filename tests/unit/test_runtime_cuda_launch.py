@@ -263,7 +263,7 @@ def test_arguments_are_reused_and_lie_on_lines(monkeypatch):
 
 
 def test_arguments_stay_filled_in_while_addresses_return(monkeypatch):
-    """Of the sets of addresses those unused for longest make room."""
+    """Sets of addresses that were unused for longest make room."""
     monkeypatch.setattr(launch_cuda, "_KEPT", 3)
     filled_in, fill = [], launch_cuda.Memory.fill
     monkeypatch.setattr(launch_cuda.Memory, "fill", lambda memory, pointers, maps: (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.bundle import WorkList
@@ -66,9 +67,9 @@ def test_a_mask_with_parts_runs_whole() -> None:
     want, want_lse = attention(q, k, v, mask.dense(N), alpha=1.5)
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
-    found = parts.backward(q, k, v, out, lse, dout, normalizer="entmax")
+    results = parts.backward(q, k, v, out, lse, dout, normalizer="entmax")
     wanted = gradients(q, k, v, mask.dense(N), dout, alpha=1.5)
-    for gradient, name in zip(found, ("dq", "dk", "dv"), strict=True):
+    for gradient, name in zip(results, ("dq", "dk", "dv"), strict=True):
         np.testing.assert_allclose(gradient, wanted[name], atol=1e-5)
     parts.warmup(["entmax"])
     assert not any(source.startswith("part") for source, _, _ in parts.all_reports)
@@ -204,8 +205,6 @@ def test_a_spare_kernel_stands_in_for_entmax_but_not_for_nan_safe(machine) -> No
 
 # ------------------------------------------------------------------ torch
 
-torch = pytest.importorskip("torch")
-
 
 def leaves() -> list:
     return [torch.tensor(x).requires_grad_() for x in tensors(30)[:3]]
@@ -216,10 +215,10 @@ def test_gradients_of_torch_tensors(alpha: float) -> None:
     q, k, v = leaves()
     out = mc.attention(q, k, v, mc.causal(), normalizer="entmax", alpha=alpha)
     dout = torch.arange(out.numel()).view(out.shape).cos()
-    found = torch.autograd.grad((out * dout).sum(), (q, k, v))
+    results = torch.autograd.grad((out * dout).sum(), (q, k, v))
     arrays = [x.detach().numpy() for x in (q, k, v)]
     want = gradients(*arrays, mc.causal().dense(30), dout.numpy(), alpha=alpha)
-    for gradient, name in zip(found, ("dq", "dk", "dv"), strict=True):
+    for gradient, name in zip(results, ("dq", "dk", "dv"), strict=True):
         np.testing.assert_allclose(gradient, want[name], atol=2e-5)
 
 

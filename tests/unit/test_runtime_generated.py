@@ -204,12 +204,12 @@ def test_dense_with_data_and_heads():
     made = GeneratedMask(bundle("band", "documents", head_variant=of_head))
     rng = np.random.default_rng(0)
     doc = rng.integers(0, 3, (2, 40))
-    found = made.dense(40, doc=doc)
-    assert found.shape == (2, 3, 40, 40)
+    dense_mask = made.dense(40, doc=doc)
+    assert dense_mask.shape == (2, 3, 40, 40)
     for b in range(2):
         each = (pairs("band", 40, 40), pairs("documents", 40, 40, doc=(doc[b], doc[b])))
         for head, index in enumerate(of_head):
-            np.testing.assert_array_equal(found[b, head], each[index])
+            np.testing.assert_array_equal(dense_mask[b, head], each[index])
     with pytest.raises(DataMissing):
         made.dense(40)
 

@@ -50,8 +50,7 @@ def data_of(name, n_kv, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"),
-    alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True]),
+    ("name", "extras"), alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True])
 )
 def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, finds its distances by the lists."""
@@ -122,7 +121,7 @@ def test_sequences_with_flags_of_their_own():
     attn, made = mask_of(mask), case(130, 130)
     batch = made.qkv[0].shape[0]
     flags = rng.random((batch, 130)) < np.linspace(0, 0.1, batch)[:, None]
-    keep = np.stack([mask.dense(130, g=own) for own in flags])[:, None]
+    keep = np.stack([mask.dense(130, g=flag) for flag in flags])[:, None]
     compare(attn, made, keep, 2e-5, g=flags)
     usual = mask.compile(head_dim=32, head_dim_v=48, dtype="float32", target="cpu")
     others = flags.copy()
@@ -190,7 +189,7 @@ def test_a_promise_is_kept():
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "simt"])
 def test_what_moves_rows_goes_along(target):
-    """Beside what makes tile lists from the same flags, where something does."""
+    """Compare with tile lists from the same flags, where there are any."""
     for tokens in (mc.global_tokens(IDS), mc.global_tokens("g"), mc.global_tokens("g", at_most=9)):
         attn = (mc.window(8, 8) | tokens).compile(head_dim=64, target=target)
         assert attn.bundle.moving_source(target) is not None

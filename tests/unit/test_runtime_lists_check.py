@@ -7,17 +7,15 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import CheckFailed, ListsNotRead, WrongDeviceLists
 from maskc.runtime.device_lists.lists_check import ListsCheck
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.cases import LISTS_BY_HEAD, LISTS_OF_TARGETS, N  # noqa: E402
-from tests.support.judged_lists import on_device  # noqa: E402
+from tests.support.cases import LISTS_BY_HEAD, LISTS_OF_TARGETS, N
+from tests.support.judged_lists import on_device
 
 
 @pytest.fixture

@@ -83,8 +83,8 @@ def test_dimensions_of_a_map():
     for name, width in (("q", 64), ("v", 128), ("dv", 128), ("out", 128), ("dk", 64)):
         sizes = Sizes(2, 4, 2, 100, 80)
         strides = (1 << 16, 1 << 14, 128)
-        found = tensor(TensorMap(name, 64), strides, sizes, wide, "sm_90a")
-        assert found.dims[0] == width
+        encoded = tensor(TensorMap(name, 64), strides, sizes, wide, "sm_90a")
+        assert encoded.dims[0] == width
 
 
 def test_a_shared_key_is_one_key():

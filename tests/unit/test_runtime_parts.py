@@ -147,8 +147,7 @@ def test_queries_of_a_class_without_keys():
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "parted"),
-    [("wide", 32, False), ("wide", 4096, True), ("dilated", 4096, False)],
+    ("name", "n", "parted"), [("wide", 32, False), ("wide", 4096, True), ("dilated", 4096, False)]
 )
 def test_parts_run_where_they_pay(name, n, parted):
     """Short classes fill no tile, nor do few keys."""

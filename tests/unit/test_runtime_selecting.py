@@ -105,8 +105,8 @@ def test_short_lengths(n):
     attn = compiled(mc.topk(2, mc.causal()) | mc.sinks(1))
     out, lse = attn(q, k, v, return_lse=True)
     assert out.shape == q.shape
-    found = attn.backward(q, k, v, out, lse, out)
-    assert [g.shape for g in found] == [x.shape for x in (q, k, v)]
+    gradients = attn.backward(q, k, v, out, lse, out)
+    assert [g.shape for g in gradients] == [x.shape for x in (q, k, v)]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -176,7 +176,7 @@ def test_a_backward_pass_does_not_choose_again(monkeypatch):
     q, k, v = (normal(1, 2, 40, 16) for _ in range(3))
     ranked = normal(1, 2, 40, 5)
     out, lse = attn(q, k, v, return_lse=True, scores=ranked)
-    found = attn.backward(q.copy(), k.copy(), v, out, lse, out, scores=ranked)
+    gradients = attn.backward(q.copy(), k.copy(), v, out, lse, out, scores=ranked)
     assert len(chosen) == 2
     for x in (k, ranked):  # changed in place: other content
         x[..., 3, 0] += 1
@@ -188,7 +188,7 @@ def test_a_backward_pass_does_not_choose_again(monkeypatch):
         | mc.topk(1, mc.causal(), score="given", block=8).dense(40, n_heads=2, scores=ranked)[0]
     )
     assert np.abs(out - attention(q, k, v, keep)[0]).max() < 1e-5
-    assert [g.shape for g in found] == [q.shape] * 3
+    assert [g.shape for g in gradients] == [q.shape] * 3
 
 
 def test_torch_gradients_are_those_of_the_chosen_pairs():
@@ -220,7 +220,7 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 @pytest.mark.parametrize("factors", [None, np.array([-1, 0.5, 1, 2, 3] * 10, np.float32)[None]])
 def test_an_indexer_in_e4m3(factors):
-    """Every number that it has ranks as it is; beside it, factors of keys."""
+    """Every number that it has ranks as it is, together with factors of keys."""
     mask = mc.topk(5, mc.causal(), score="indexer")
     every = np.arange(256, dtype=np.uint8).view(E4M3)
     numbers = every[np.isfinite(every.astype(np.float32))]
@@ -276,8 +276,8 @@ def test_generated_modules_choose_too(tmp_path):
              "index_w": integers(1, 2, 60)}  # fmt: skip
     doc = np.repeat(np.arange(3), 20)
     keep = mask.dense(60, n_heads=2, q=q, k=k, doc=doc, w=5, **index)[0]
-    found = module.attention(q, k, v, doc=doc, w=5, **index)
-    assert np.abs(found - attention(q, k, v, keep)[0]).max() < 1e-5
+    out = module.attention(q, k, v, doc=doc, w=5, **index)
+    assert np.abs(out - attention(q, k, v, keep)[0]).max() < 1e-5
     scores = integers(2, 60, 60)
     dense = mask.dense(60, n_heads=2, scores=scores, doc=doc)
     assert (module.dense(60, scores=scores, doc=doc) == dense).all()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
+import maskc as mc
 
 B, H, N, D = 2, 3, 36, 16
 ROW, COL = torch.arange(N)[:, None], torch.arange(N)
@@ -100,12 +99,12 @@ def test_both_passes(name):
     q, k, v, dout = (torch.randn((B, H, N, D), generator=generator) for _ in range(4))
     own = [x.requires_grad_() for x in (q, k, v)]
     out = mc.attention(q, k, v, mc.causal(), score=make(), **learned)
-    found = torch.autograd.grad(out, [*own, *learned.values()], dout)
+    gradients = torch.autograd.grad(out, [*own, *learned.values()], dout)
     doubles = {key: x.double() for key, x in learned.items()}
     s = formula(q.double() @ k.double().mT / D**0.5, **doubles).masked_fill(ROW < COL, -torch.inf)
     exact = torch.softmax(s, -1) @ v.double()
     right = torch.autograd.grad(exact, [*own, *learned.values()], dout.double())
-    for one, two in zip((out, *found), (exact, *right), strict=True):
+    for one, two in zip((out, *gradients), (exact, *right), strict=True):
         size = max(1.0, two.abs().max().item())
         assert (one.double() - two.double()).abs().max() <= 3e-5 * size
 

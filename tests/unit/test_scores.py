@@ -50,10 +50,10 @@ def both_passes(score, data, *, mask=CAUSAL, n_q=70, n_kv=70, heads=2, kv_heads=
     close(out, right)
     close(lse, right_lse)
     exact = gradients(q, k, v, live, dout, score=made, **wanted)
-    found = attn.backward(q, k, v, out, lse, dout, **data, **options)
+    results = attn.backward(q, k, v, out, lse, dout, **data, **options)
     names = ["dq", "dk", "dv", *(["dsink"] if "sink_logits" in options else [])]
     own = [f"d {name}" for name in attn.trainable if isinstance(data.get(name), np.ndarray)]
-    for name, gradient in zip([*names, *own], found, strict=True):
+    for name, gradient in zip([*names, *own], results, strict=True):
         close(gradient, exact.get(name, 0 * gradient), name)
     return attn
 
@@ -105,7 +105,7 @@ def test_random_formulas_differentiate(formula, seed):
 
 
 def test_the_reference_chooses_and_joins():
-    """Integers that conditions choose, products of two, and conditions on s beside others."""
+    """Integers that conditions choose, products of two, and conditions on s among others."""
     table = np.arange(10)
     score = mc.score(
         lambda s, q, k: (

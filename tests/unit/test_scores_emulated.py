@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.reference.scores import ScoreOf  # noqa: E402
-from tests.support.emulated import emulated_module  # noqa: E402, F401
-from tests.support.scores import FORMULAS, close  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
+from tests.support.emulated import emulated_module  # noqa: F401
+from tests.support.scores import FORMULAS, close
+from tests.support.thorough import more
 
 
 def judged(name, n=70, deterministic=False, mask=None, **options):
@@ -33,13 +32,13 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
     close(out, right)
     close(lse, right_lse)
     exact = gradients(*given, live, dout.numpy(), score=made, **wanted)
-    found = attn.backward(
+    results = attn.backward(
         q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
     )  # fmt: skip
     own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
         close(gradient, exact[key], key)
-    return found
+    return results
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc import driver  # noqa: E402
-from maskc.core import target  # noqa: E402
-from maskc.core.cost import Cost  # noqa: E402
-from maskc.core.problem import Direction, Feature  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.reference.scores import ScoreOf  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
-from tests.support.thorough import alternating, chiefly, examples, more  # noqa: E402
+import maskc as mc
+from maskc import driver
+from maskc.core import target
+from maskc.core.cost import Cost
+from maskc.core.problem import Direction, Feature
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support.hopper import nan_memory
+from tests.support.scores import FORMULAS, arrays, random_formulas
+from tests.support.thorough import alternating, chiefly, examples, more
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -88,13 +87,13 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     near(out, right, "out", 0.02)
     near(lse, right_lse, "lse", 1e-3)
     exact = gradients(*given, live, dout.float().numpy(), score=made, **wanted)
-    found = attn.backward(
+    results = attn.backward(
         q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
     )  # fmt: skip
     own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
         near(gradient, exact[key], key, 0.03)
-    return found, {(source, mode) for source, mode, _ in attn.all_reports}
+    return results, {(source, mode) for source, mode, _ in attn.all_reports}
 
 
 @emulated
@@ -307,8 +306,8 @@ def test_tables_read_by_distance_get_gradients_whole():
     table = torch.randn(8, 2)
     q, k, v, dout = (torch.randn(1, 2, 140, 64).bfloat16() for _ in range(4))
     out, lse = attn(q, k, v, return_lse=True, bias=table)
-    found = attn.backward(q, k, v, out, lse, dout, bias=table)
-    assert found[3].shape == table.shape
+    results = attn.backward(q, k, v, out, lse, dout, bias=table)
+    assert results[3].shape == table.shape
     assert attn._in_no_parts.all_reports
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import ScoreTable  # noqa: E402
+import maskc as mc
+from maskc.core.errors import ScoreTable
 
 B, H, N, D = 2, 4, 48, 16
 
@@ -32,7 +31,8 @@ def eager(score_mod, mask, q, k, v):
 
 
 def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
-    """out, and the gradients of q, k, v and of what is learned, beside autograd's in float64."""
+    """out, and the gradients of q, k, v and of learned tensors, compared with autograd's in
+    float64."""
     mask = mc.causal() if mask is None else mask
     score = mc.from_score_mod(score_mod) if score is None else score
     found = []

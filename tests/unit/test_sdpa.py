@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import (
@@ -18,7 +19,6 @@ from maskc.core.errors import (
     NotAnAttnMask,
 )
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 
@@ -70,8 +70,8 @@ def compare(q, k, v, attn_mask=None, **options) -> None:
     assert out.dtype == q.dtype
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
     dout = drawn(*out.shape, seed=9, grad=False)
-    found = torch.autograd.grad(out, trained, dout)
-    for gradient, its in zip(found, torch.autograd.grad(want, trained, dout), strict=True):
+    gradients = torch.autograd.grad(out, trained, dout)
+    for gradient, its in zip(gradients, torch.autograd.grad(want, trained, dout), strict=True):
         torch.testing.assert_close(gradient, its, atol=1e-4, rtol=1e-4)
 
 
@@ -244,8 +244,8 @@ def test_inside_of_torch_compile(kind: str, dynamic: bool) -> None:
         out, want = compiled(q, k, v, mask), attend(q, k, v, mask)
         torch.testing.assert_close(out, want)
         trained = [q, k, v, mask] if kind == "bias" else [q, k, v]
-        found = torch.autograd.grad(out.sum(), trained)
-        for gradient, its in zip(found, torch.autograd.grad(want.sum(), trained), strict=True):
+        gradients = torch.autograd.grad(out.sum(), trained)
+        for gradient, its in zip(gradients, torch.autograd.grad(want.sum(), trained), strict=True):
             torch.testing.assert_close(gradient, its, atol=1e-5, rtol=1e-5)
 
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.dispatch.selector import SourceSelector  # noqa: E402
-from maskc.layout.topk.sizes import turn_of  # noqa: E402
-from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
-from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.emulated import emulated_card  # noqa: E402, F401
-from tests.support.hopper import check, compiled  # noqa: E402
-from tests.support.selected import Capture, blocks_of, faults, integers, work_faults  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from maskc.dispatch.selector import SourceSelector
+from maskc.layout.topk.sizes import turn_of
+from maskc.runtime.device_lists import topk_sizes as choosing
+from maskc.runtime.device_lists.topk_launch import SelectedPlan
+from tests.support import cases
+from tests.support.emulated import emulated_card  # noqa: F401
+from tests.support.hopper import check, compiled
+from tests.support.selected import Capture, blocks_of, faults, integers, work_faults
+from tests.support.thorough import alternating, chiefly, more
 
 NAN, INF = float("nan"), float("inf")
 
@@ -159,7 +157,7 @@ def scores_by_hand(kind, n_q, n_kv):
 
 @pytest.mark.parametrize("kind", ["equal", "nan", "only nan", "infinite", "least", "negative"])
 def test_scores_that_are_odd(capture, kind):
-    """Of blocks, for several rows; ties to the lower index, NaN below every number."""
+    """Rank blocks, for several rows; ties to the lower index, NaN below every number."""
     mask = mc.topk(3, mc.causal(), score="given", block=16, q_block=8)
     attn = compiled(mask, 64, heads=4)
     n_q, n_kv = 130, 700
@@ -217,7 +215,7 @@ def test_scores_that_round(capture, options):
 
 
 def sum_blocks(x, q_block):
-    """Of values of pairs [..., n, n] over blocks of queries x of 16 keys."""
+    """Reduce values of pairs [..., n, n] over blocks of queries x 16 keys."""
     n = x.shape[-1]
     rows = torch.nn.functional.pad(x, (0, -n % 16, 0, -n % q_block))
     return rows.unflatten(-1, (-1, 16)).sum(-1).unflatten(-2, (-1, q_block)).sum(-2)
@@ -265,7 +263,7 @@ def only(number):
 
 @pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
 def test_lists(capture, monkeypatch, name, form, source, lengths):
-    """Of both passes, with a work list and without one, in large tiles and in small ones."""
+    """Check both passes, with a work list and without one, in large tiles and in small ones."""
     monkeypatch.setattr(SourceSelector, "_choice", only(source))
     mask = MIXED[name]
     attn = compiled(mask, 64, heads=4)
@@ -298,10 +296,10 @@ def test_the_forward_of_sm80(monkeypatch):
     mask = MIXED["moba"]
     attn = mask.compile(64, n_heads=4, target="sm_80")
     tensors = made(150, 190)
-    found = attn(*tensors)
+    out = attn(*tensors)
     assert isinstance(attn._last[1], SelectedPlan)
     attn._planner.lister.active = False
-    assert torch.equal(found, attn(*tensors))
+    assert torch.equal(out, attn(*tensors))
 
 
 def test_parameters_of_the_allowed_pairs(capture):

@@ -6,12 +6,11 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import BadShape
 from maskc.reference.attention import attention, gradients
-
-torch = pytest.importorskip("torch")
 
 N, DIM = 9, 16
 MASK = mc.causal() & mc.window(5)
@@ -40,9 +39,9 @@ def test_both_passes(shared):
     want, want_lse = attention(q, whole(k), whole(v), MASK.dense(N))
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(lse, want_lse, atol=1e-5)
-    found = attn.backward(q, k, v, out, lse, dout)
+    results = attn.backward(q, k, v, out, lse, dout)
     exact = gradients(q, whole(k), whole(v), MASK.dense(N), dout)
-    for name, x, gradient in zip("qkv", (q, k, v), found, strict=True):
+    for name, x, gradient in zip("qkv", (q, k, v), results, strict=True):
         right = exact[f"d{name}"]
         right = right.sum(0, keepdims=True) if x.shape[0] == 1 else right
         assert gradient.shape == x.shape
@@ -92,8 +91,8 @@ def test_on_the_meta_device_and_as_an_operator():
     class Watched(torch.Tensor):
         pass
 
-    found = mc.attention(*(x.as_subclass(Watched) for x in (q, k, v)), MASK)
-    assert torch.equal(found.as_subclass(torch.Tensor), mc.attention(q, k, v, MASK))
+    out = mc.attention(*(x.as_subclass(Watched) for x in (q, k, v)), MASK)
+    assert torch.equal(out.as_subclass(torch.Tensor), mc.attention(q, k, v, MASK))
 
 
 def test_two_sequences_of_keys_for_three_are_refused():

@@ -58,20 +58,20 @@ def test_the_key_of_a_bundle_does_not_depend_on_the_text():
 
 
 def test_layouts_print_counts():
-    found = MASK.layout(512)
-    full, partial = ((found.kind == kind).sum() for kind in (2, 1))
-    assert repr(found) == (
+    layout = MASK.layout(512)
+    full, partial = ((layout.kind == kind).sum() for kind in (2, 1))
+    assert repr(layout) == (
         f"BlockLayout(512 x 512, tiles of 128 x 128, {full} full, {partial} partial, "
         f"{16 - full - partial} empty)"
     )
-    assert repr(found.transpose()).endswith("empty, by columns)")
+    assert repr(layout.transpose()).endswith("empty, by columns)")
 
 
 def test_a_layout_is_drawn_tile_by_tile():
-    found = MASK.layout(4096, block=(64, 64))
-    (svg,) = svgs(found._repr_html_())
+    layout = MASK.layout(4096, block=(64, 64))
+    (svg,) = svgs(layout._repr_html_())
     colors = dict(enumerate((0, 0xF0A830, 0x1F5F99)))
-    np.testing.assert_array_equal(painted(svg), np.vectorize(colors.get)(found.to_dense()))
+    np.testing.assert_array_equal(painted(svg), np.vectorize(colors.get)(layout.to_dense()))
     assert svgs(mc.causal().layout(1_000_000, block=(128, 128))._repr_html_()) == []
 
 

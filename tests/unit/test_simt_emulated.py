@@ -6,20 +6,18 @@ Memory is full of NaN before a kernel writes, and the order of threads is drawn 
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-import maskc as mc  # noqa: E402
-from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
-from tests.support import exact_entmax  # noqa: E402
-from tests.support.emulated import emulated_module  # noqa: E402, F401
-from tests.support.exact_attention import called, live_pairs, results, vectors  # noqa: E402
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.simt import TABLE, judged, made, values_that_are_no_numbers  # noqa: E402
-from tests.support.thorough import examples, more  # noqa: E402
+import maskc as mc
+from maskc.runtime.launch.sequence import PartedPlan
+from tests.support import exact_entmax
+from tests.support.emulated import emulated_module  # noqa: F401
+from tests.support.exact_attention import called, live_pairs, results, vectors
+from tests.support.residues import run_in_classes
+from tests.support.simt import TABLE, judged, made, values_that_are_no_numbers
+from tests.support.thorough import examples, more
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FEATURES = {"softcap": 2.0, **vectors(["alibi_slopes", "sink_logits"], 2, device="cpu")}
@@ -60,10 +58,10 @@ def test_rows_of_few_keys():
     """Their gradients are small differences of dout . v and delta, each a long sum."""
     tensors = made(3, 3, 128, batch=8, heads=16, kv_heads=16)
     live = live_pairs(mc.causal(), 3, 3, device="cpu")
-    found = called(simt(mc.causal(), 128), *tensors)
+    computed = called(simt(mc.causal(), 128), *tensors)
     exact = results(*tensors, live, torch.float64)
-    assert not found["dq"][:, :, 0].any()
-    error = (found["dq"].double() - exact["dq"]).norm(dim=-1)
+    assert not computed["dq"][:, :, 0].any()
+    error = (computed["dq"].double() - exact["dq"]).norm(dim=-1)
     assert (error <= 1e-5 * 0.66).all()  # of a row among 4096, on the average
 
 

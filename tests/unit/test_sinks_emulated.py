@@ -1,22 +1,21 @@
-"""Sinks that weigh nothing, -inf, beside rows without a key: every form of every target."""
+"""Sinks that weigh nothing, -inf, and rows without a key: every form of every target."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import maskc as mc  # noqa: E402
-from maskc.reference.attention import attention, gradients  # noqa: E402
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support import gathered  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, tensors, wrong  # noqa: E402
-from tests.support.hopper import WAYS, check, compiled, modes  # noqa: E402
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import chiefly, more  # noqa: E402
+import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support import gathered
+from tests.support.exact_attention import called, live_pairs, results, tensors, wrong
+from tests.support.hopper import WAYS, check, compiled, modes
+from tests.support.residues import run_in_classes
+from tests.support.thorough import chiefly, more
 
 NONE = -torch.inf
 SINKS = torch.tensor([NONE, 0.5, NONE, NONE])
@@ -35,14 +34,14 @@ def given(n_q, n_kv, dim=64, batch=1, heads=4, kv_heads=2):
 
 def judged(attn, made, live, **features):
     """`check`, and what empty rows must be, said once more."""
-    found = check(attn, made, live, sink_logits=SINKS, **features)
+    computed = check(attn, made, live, sink_logits=SINKS, **features)
     empty = (~live).all(-1).expand(SINKS.shape[0], -1) & (SINKS == NONE)[:, None]
     assert empty.any()
-    assert (found["lse"][:, empty] == NONE).all()
-    assert (found["out"][:, empty] == 0).all()
-    assert (found["dq"][:, empty] == 0).all()
-    assert (found["dsink_logits"][SINKS == NONE] == 0).all()
-    return found
+    assert (computed["lse"][:, empty] == NONE).all()
+    assert (computed["out"][:, empty] == 0).all()
+    assert (computed["dq"][:, empty] == 0).all()
+    assert (computed["dsink_logits"][SINKS == NONE] == 0).all()
+    return computed
 
 
 @pytest.mark.parametrize("mode", chiefly(WAYS, "persistent", "small default"))
@@ -133,8 +132,8 @@ def test_cpu(monkeypatch, tmp_path, compiler, in_parts):
     np.testing.assert_allclose(lse, want_lse, rtol=1e-5, atol=1e-5)
     assert np.isneginf(lse[:, [0, 2, 3], ::3]).all()
     wanted = gradients(q, k, v, keep, dout, sink_logits=sinks)
-    found = attn.backward(q, k, v, out, lse, dout, sink_logits=sinks)
-    for x, y in zip(found, wanted.values(), strict=True):
+    computed = attn.backward(q, k, v, out, lse, dout, sink_logits=sinks)
+    for x, y in zip(computed, wanted.values(), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
 
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.errors import TargetNotBuilt
 from maskc.testing.emulator import machine
-
-torch = pytest.importorskip("torch")
-
-from tests.support.exact_attention import (  # noqa: E402
-    called,
-    live_pairs,
-    results,
-    tensors,
-    vectors,
-    wrong,
-)
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating, more
 
 CAUSAL = mc.causal()
 BAND = mc.window(90, 40)
@@ -39,9 +30,9 @@ def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, heads=2, kv_heads=1, ba
     live = live_pairs(mask, n_q, n_kv, heads=heads)
     asked = {name: x for name, x in options.items() if name != "deterministic"}
     sides = [results(*made, live, kind, **asked) for kind in (torch.float64, dtype)]
-    found = called(attn, *made, **options)
-    assert not wrong(found, *sides)
-    return attn, made, found
+    computed = called(attn, *made, **options)
+    assert not wrong(computed, *sides)
+    return attn, made, computed
 
 
 @pytest.mark.parametrize(
@@ -87,8 +78,8 @@ def test_documents_and_flags():
     ])[:, None]  # fmt: skip
     sides = [results(*made, live, kind) for kind in (torch.float64, torch.bfloat16)]
     for deterministic in (False, True):
-        found = called(attn, *made, deterministic=deterministic, **data)
-        assert not wrong(found, *sides)
+        computed = called(attn, *made, deterministic=deterministic, **data)
+        assert not wrong(computed, *sides)
 
 
 def test_masked_values_that_are_no_numbers_are_refused():

@@ -165,7 +165,7 @@ def test_the_parts_come_in_the_order_of_every_target():
 
 
 def test_dtype_reaches_instructions_only_where_it_must():
-    """As constants of one file, that of the dtype."""
+    """Instructions are constants of one file, that of the dtype."""
     texts = [standing_alone(render("sm80/forward.cu.j2", spec(64, dtype))) for dtype in (BF16, F16)]
     bf16, f16 = (text.splitlines() for text in texts)
     changed = [a for a, b in zip(bf16, f16, strict=True) if a != b]

@@ -31,10 +31,7 @@ from tests.support.ledger import build
 
 SM_90A = TARGETS["sm_90a"]
 DIMS = SM_90A.head_dims
-SOURCES = [
-    *((dim, "") for dim in DIMS),
-    *((dim, "small") for dim in SMALL_HEAD_DIMS),
-]
+SOURCES = [*((dim, "") for dim in DIMS), *((dim, "small") for dim in SMALL_HEAD_DIMS)]
 MADE = {"": backward_schedule, "small": small_backward_schedule}
 """Head dimensions, with the form of a source."""
 BACKWARD = Direction.backward
@@ -80,13 +77,13 @@ def test_small_tiles_leave_room_for_another_block(dim):
     assert plan.min_blocks * (plan.shared_bytes + 1024) <= SM_90A.shared_memory + 1024
     assert plan.work.resident == plan.min_blocks
     for _, mode in plan.modes:
-        (main,) = (each for each in mode.launches if each.entry == "attention_backward")
+        (main,) = (launch for launch in mode.launches if launch.entry == "attention_backward")
         assert (main.threads, main.resident) == (256, plan.min_blocks)
 
 
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_accumulators_leave_room_for_scores(dim, form):
-    """Of dk, dv, and the larger of scores with dp and dq."""
+    """Count registers of dk, dv, and the larger of scores with dp and dq."""
     plan = planned(dim, form)
     size = {product.name: product.registers for product in plan.products}
     scores = size.pop("multiply_scores")

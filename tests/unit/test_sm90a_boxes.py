@@ -165,7 +165,7 @@ def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
 @pytest.mark.parametrize("name", ["axial", "natten_1d", "full", more("sta"), "longformer"])
 def test_others_have_no_boxes(name):
     """STA's tiles are of 384 tokens in a row: tiles of these are never partial."""
-    assert not any(each.boxes for each in planned(pattern(name)()).alternatives)
+    assert not any(alternative.boxes for alternative in planned(pattern(name)()).alternatives)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_whole_rows_are_boxes_where_others_would_test_pairs(kernel):
 
 def test_where_bits_tell_whole_rows_are_no_boxes():
     """Windows as wide as the image: consecutive tokens are as good."""
-    assert not any(each.boxes for each in planned(mc.block_diagonal(64)).alternatives)
+    assert not any(alternative.boxes for alternative in planned(mc.block_diagonal(64)).alternatives)
 
 
 # ------------------------------------------------------------------ calls
@@ -219,20 +219,20 @@ def test_maps_of_an_image():
     boxes = Boxes((20,), (16, 8), (8, 16), 128)
     sizes, strides = Sizes(3, 4, 2, 260, 260), (4 * 260 * 128, 260 * 128, 128)
     wanted = TensorMap("q", 128, (16, 8))
-    found = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
-    assert found.dims == (128, 20, 13, 4, 3)
-    assert found.strides == tuple(2 * step for step in (128, 20 * 128, 260 * 128, 4 * 260 * 128))
-    assert found.box == (64, 8, 16, 1, 1)
+    encoded = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    assert encoded.dims == (128, 20, 13, 4, 3)
+    assert encoded.strides == tuple(2 * step for step in (128, 20 * 128, 260 * 128, 4 * 260 * 128))
+    assert encoded.box == (64, 8, 16, 1, 1)
 
 
 def test_maps_of_a_video():
     boxes = Boxes((6, 10), (2, 8, 8), (2, 8, 8), 128)
     sizes, strides = Sizes(1, 4, 2, 180, 180), (0, 128, 2 * 128)  # tokens before heads
     wanted = TensorMap("k", 128, (2, 8, 8))
-    found = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
-    assert found.dims == (128, 10, 6, 3, 2)
-    assert found.strides == tuple(2 * step for step in (256, 2560, 15360, 128))
-    assert found.box == (64, 8, 8, 2, 1)
+    encoded = tensor(wanted, strides, sizes, PROBLEM, "sm_90a", boxes)
+    assert encoded.dims == (128, 10, 6, 3, 2)
+    assert encoded.strides == tuple(2 * step for step in (256, 2560, 15360, 128))
+    assert encoded.box == (64, 8, 8, 2, 1)
     with pytest.raises(NotAddressable, match="its tokens are 8 bytes apart"):
         tensor(wanted, (0, 128, 4), sizes, PROBLEM, "sm_90a", boxes)
 
@@ -240,8 +240,8 @@ def test_maps_of_a_video():
 def test_explain_names_the_boxes():
     plan = planned(FLAT(width=256, kernel=(80, 80), stride=(16, 16)))
     words = " ".join(explain(plan, 1 << 16, 1 << 16).split())
-    q, k = next((" x ".join(map(str, side)) for side in (each.boxes.q, each.boxes.k))
-                for each in plan.alternatives if each.boxes)  # fmt: skip
+    q, k = next((" x ".join(map(str, side)) for side in (alternative.boxes.q, alternative.boxes.k))
+                for alternative in plan.alternatives if alternative.boxes)  # fmt: skip
     assert f"or boxes of a grid, {q} queries x {k} keys of N x 256" in words
     assert "choice 65536 x 65536: boxes of 128 x 128; cycles of one head by program:" in words
 

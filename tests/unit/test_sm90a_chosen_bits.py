@@ -78,16 +78,15 @@ def tables(mask: mc.Mask, n_q: int, n_kv: int, rng: np.random.Generator) -> dict
 def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.ndarray:
     """bool [heads, n_q, n_kv]: the formula itself."""
     env = {"q": np.arange(n_q)[:, None], "k": np.arange(n_kv), "n_q": n_q, "n_kv": n_kv}
-    found = np.zeros((HEADS, n_q, n_kv), bool)
+    array = np.zeros((HEADS, n_q, n_kv), bool)
     for head in range(HEADS):
         own = {name: table.part(0).part(head) for name, table in chosen.items()}
-        found[head] = evaluate(driver.lowered(mask).keep, env | own)
-    return found
+        array[head] = evaluate(driver.lowered(mask).keep, env | own)
+    return array
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "source"),
-    each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"]),
+    ("name", "dim", "source"), each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"])
 )
 def test_bits_are_the_mask(name, dim, source):
     mask = BY_CELLS[name]
@@ -138,5 +137,5 @@ def test_pairs_are_tested_of(name):
 def test_what_is_both_chosen_and_not_is_nothing():
     mask = top(64, 16) & (mc.window(9) | (mc.causal() - top(64, 16)))
     (one,) = planned(mask).masks
-    assert {each.chosen for each in one.intervals} == {True}
+    assert {interval.chosen for interval in one.intervals} == {True}
     assert E.arrays(one.lifted.shape)

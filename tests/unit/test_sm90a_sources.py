@@ -135,10 +135,10 @@ def jobs(units: Iterable[SourceUnit], *features: Features, once: bool = False) -
         (unit, name) for unit in units for name, _ in unit.modes if once == (name == EXCLUSIVE_DQ)
     ]
     return [
-        Job(unit, each, name)
+        Job(unit, feature, name)
         for unit, name in names
-        for each in features
-        if name != SEPARATE_DQ or not each & OF_HEADS
+        for feature in features
+        if name != SEPARATE_DQ or not feature & OF_HEADS
     ]
 
 

@@ -183,7 +183,10 @@ def test_predictions_speak_of_the_mode_that_runs():
     plan = planned(BLOCKS)
     assert milliseconds(plan, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0196, abs=0.0005)
     small = replace(
-        plan, alternatives=tuple(each for each in plan.alternatives if each.form != "tiny")
+        plan,
+        alternatives=tuple(
+            alternative for alternative in plan.alternatives if alternative.form != "tiny"
+        ),
     )
     assert milliseconds(small, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0295, abs=0.0005)
     assert milliseconds(plan, FORWARD, 4096, 4096, 16) == pytest.approx(0.0102, abs=0.0005)
@@ -356,7 +359,9 @@ def test_compiles_without_spills(dim, dtype):
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_features_cost_no_spills(dim, mask):
     forward, back = tiny_units(mask, dim).values()
-    gate(*((forward, frozenset({each})) for each in FEATURES), (forward, ALL), (back, OF_ROWS))
+    gate(
+        *((forward, frozenset({feature})) for feature in FEATURES), (forward, ALL), (back, OF_ROWS)
+    )
 
 
 def test_the_gate_can_fail():

@@ -241,7 +241,7 @@ def test_without_a_mask_or_a_suite():
 
 @needs_torch
 def test_seeds_are_judged_where_they_were_measured(monkeypatch: pytest.MonkeyPatch):
-    few = [each for each in lab_seeds.seeds() if each.name in ("streaming", "window", "10% live")]
+    few = [seed for seed in lab_seeds.seeds() if seed.name in ("streaming", "window", "10% live")]
     monkeypatch.setattr(suite_command, "seeds", lambda: few)
     report = maskc_json("bench", "--suite", "seeds", "--n", 128, *SMALL)
     by_name = {row["mask"]: row for row in report["seeds"]}

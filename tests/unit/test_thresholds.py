@@ -9,25 +9,16 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
+from maskc.testing.emulator import machine
+from tests.support.chosen_keys import BOTH, PASSES, TARGETS, check_counts, check_nans, check_passes
 from tests.support.ledger import build
-
-torch = pytest.importorskip("torch")
-
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.chosen_keys import (  # noqa: E402
-    BOTH,
-    PASSES,
-    TARGETS,
-    check_counts,
-    check_nans,
-    check_passes,
-)
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more
 
 N_Q, N_KV, DIM = 130, 700, 64
 
@@ -234,8 +225,7 @@ def test_other_head_dimensions(dim, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dim",
-    [64, 128, 256, *(pytest.param(dim, marks=pytest.mark.matrix) for dim in (32, 96, 192))],
+    "dim", [64, 128, 256, *(pytest.param(dim, marks=pytest.mark.matrix) for dim in (32, 96, 192))]
 )
 def test_sources_have_no_spills(dim):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.chosen_keys import PASSES, TARGETS, check_entmax  # noqa: E402
-from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from maskc.testing.emulator import machine
+from tests.support.chosen_keys import PASSES, TARGETS, check_entmax
+from tests.support.hopper import nan_memory
+from tests.support.thorough import alternating, chiefly, more
 
 SMALL = ["causal", "union", "union that is tested", "none", "less is more", "documents", "heads"]
 LARGE = [name for name in PASSES if name not in SMALL and name != "logits"]
@@ -24,8 +22,7 @@ def driver(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
-    alternating(chiefly([*SMALL, *LARGE], "union", "documents"), TARGETS),
+    ("name", "target"), alternating(chiefly([*SMALL, *LARGE], "union", "documents"), TARGETS)
 )
 def test_passes(name, target):
     check_entmax(name, target=target)

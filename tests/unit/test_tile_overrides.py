@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
 from maskc import driver
@@ -16,9 +17,13 @@ from maskc.core.errors import BadTile, TileUnsupported
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.lab.bench import bench_tiles
+from maskc.testing.emulator import machine
 from maskc.verify.case import Case
 from maskc.verify.judge import CaseVerdict
 from tests.support.cli import maskc, maskc_json
+from tests.support.exact_attention import live_pairs, tensors
+from tests.support.exact_entmax import check as check_entmax
+from tests.support.hopper import check
 from tests.support.thorough import more
 
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
@@ -32,7 +37,7 @@ def planned(target, tile=None, stages=None, dim=128):
 def found_ways(target, dim, tile=None, stages=None):
     problem = driver.problem(dim, None, None, "float16", None, tile, stages)
     choices = driver.tile_choices(problem, TARGETS[target])
-    return [(each.tile.q, each.tile.k, each.stages) for each in choices]
+    return [(choice.tile.q, choice.tile.k, choice.stages) for choice in choices]
 
 
 # ------------------------------------------------------------------ what there is
@@ -57,7 +62,7 @@ def test_the_tiles_of_each_target():
 def test_what_the_planner_chooses_is_among_them(target):
     for dim in TARGETS[target].head_dims or (64, 128):
         tile = planned(target, dim=dim).tile
-        assert (tile.q, tile.k) in {each[:2] for each in found_ways(target, dim)}
+        assert (tile.q, tile.k) in {found_way[:2] for found_way in found_ways(target, dim)}
 
 
 def test_a_named_tile_is_the_only_forward_source():
@@ -143,13 +148,6 @@ def test_runtime_selections_have_tiles_of_their_own(target):
 
 # ------------------------------------------------------------------ that it runs right
 
-
-torch = pytest.importorskip("torch")
-
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.exact_attention import live_pairs, tensors  # noqa: E402
-from tests.support.exact_entmax import check as check_entmax  # noqa: E402
-from tests.support.hopper import check  # noqa: E402
 
 BITS = mc.window(5, 5) | mc.dilated(5, stride=3) | mc.dilated(5, stride=9)
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
@@ -249,8 +247,8 @@ def test_the_command_line_compiles_and_explains_named_tiles():
     text = maskc("explain", "--expr", "causal()", "--target", "sm_90a", "--tile", "128x96",
                  "--stages", 3).stdout  # fmt: skip
     assert all(said in text for said in ("tiles of 128 x 96", "3 stages", "as the caller set it"))
-    found = maskc_json("compile", "--expr", "causal()", *SMALL, "--tile", "32x128")
-    assert found["patterns"][0]["tile"] == [32, 128]
+    answer = maskc_json("compile", "--expr", "causal()", *SMALL, "--tile", "32x128")
+    assert answer["patterns"][0]["tile"] == [32, 128]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ def test_bench_tiles_prints_a_table():
     text = maskc("bench", "--expr", "causal()", *SMALL, "--repeats", 1, "--tiles", "--tile",
                  "32x64").stdout  # fmt: skip
     assert all(said in text for said in ("64 x 64, as planned", "32 x 64"))
-    found = maskc_json("bench", "--expr", "causal()", *SMALL, "--repeats", 1, "--tiles", "--tile",
+    answer = maskc_json("bench", "--expr", "causal()", *SMALL, "--repeats", 1, "--tiles", "--tile",
                        "32x64")  # fmt: skip
-    assert {tuple(row["tile"]) for row in found["rows"]} == {(32, 64), (64, 64)}
-    assert all(row["ok"] for row in found["rows"])
+    assert {tuple(row["tile"]) for row in answer["rows"]} == {(32, 64), (64, 64)}
+    assert all(row["ok"] for row in answer["rows"])

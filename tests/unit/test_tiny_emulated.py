@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import maskc as mc
-
-torch = pytest.importorskip("torch")
-
-from maskc.runtime import CompiledMask  # noqa: E402
-from maskc.testing.emulator import machine  # noqa: E402
-from tests.support import cases  # noqa: E402
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong  # noqa: E402
-from tests.support.hopper import check, compiled, given, modes  # noqa: E402
-from tests.support.residues import run_in_classes  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from maskc.runtime import CompiledMask
+from maskc.testing.emulator import machine
+from tests.support import cases
+from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.hopper import check, compiled, given, modes
+from tests.support.residues import run_in_classes
+from tests.support.thorough import alternating, more
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "default"), ("sm_90a_tiny_backward", "exclusive_dq")
 MASKS = cases.masks(cases.TINY, cases.EMULATOR)

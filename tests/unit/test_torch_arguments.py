@@ -5,13 +5,11 @@ parameters, buffers, subclasses; and which derivatives it refuses instead of los
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.autograd.forward_ad as forward
 
 import maskc as mc
 from maskc.core.errors import BadOption, ShardedTensor
-
-torch = pytest.importorskip("torch")
-
-import torch.autograd.forward_ad as forward  # noqa: E402
 
 N, DIM = 10, 16
 CAUSAL = mc.causal()

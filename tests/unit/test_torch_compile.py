@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 import maskc as mc
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BadShape, DataMissing, TargetNotBuilt
 from maskc.core.problem import Direction
+from maskc.integrations import torch as with_torch
+from maskc.integrations.torch import handles
 from tests.support.torch_oracle import MASKS, Spy, data_of, loss_of, spied, tensors, vectors
-
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-
-from maskc.integrations import torch as with_torch  # noqa: E402
-from maskc.integrations.torch import handles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

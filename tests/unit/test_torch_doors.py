@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 import maskc as mc
 from maskc import driver
@@ -40,9 +42,6 @@ from tests.support.torch_oracle import (
     tensors,
     vectors,
 )
-
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -313,10 +312,7 @@ def test_what_no_trace_can_hold_is_refused():
     alpha = torch.full((q.shape[1],), 1.5)
     for call, name in (
         (lambda q: mc.attention(q, k, v, chosen, return_selection=True)[0], "return_selection"),
-        (
-            lambda q: mc.attention(q, k, v, mc.causal(), normalizer="entmax", alpha=alpha),
-            "alpha",
-        ),
+        (lambda q: mc.attention(q, k, v, mc.causal(), normalizer="entmax", alpha=alpha), "alpha"),
     ):
         with pytest.raises(BadOption, match=f"{name} must be"):
             torch.jit.trace(call, (q,), check_trace=False)

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
+from maskc import portable
 from maskc.core.errors import NotExported, StaleProgram
+from maskc.integrations.torch import handles
 from tests.support.torch_oracle import MASKS, tensors
-
-torch = pytest.importorskip("torch")
-
-from maskc import portable  # noqa: E402
-from maskc.integrations.torch import handles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -13,8 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import maskc as mc
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
 from maskc.core.errors import (
     BadOption,
     BadShape,
@@ -24,6 +26,9 @@ from maskc.core.errors import (
     TargetNotBuilt,
 )
 from maskc.core.problem import Direction
+from maskc.integrations import torch as with_torch
+from maskc.integrations.torch import handles
+from maskc.integrations.torch.keywords import packed_call
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -39,24 +44,16 @@ from tests.support.torch_oracle import (
     vectors,
 )
 
-torch = pytest.importorskip("torch")
-checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
-
-from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions  # noqa: E402
-from maskc.integrations import torch as with_torch  # noqa: E402
-from maskc.integrations.torch import handles  # noqa: E402
-from maskc.integrations.torch.keywords import packed_call  # noqa: E402
-
 # ------------------------------------------------------------------ gradients
 
 
 def test_queries_at_the_end_of_longer_keys():
     inputs, slopes = tensors(15, n_q=4), vectors()["alibi_slopes"]
     live = MASKS["causal"].dense(4, 15)
-    found = mc.attention(*inputs, MASKS["causal"], return_lse=True, alibi_slopes=slopes)
+    results = mc.attention(*inputs, MASKS["causal"], return_lse=True, alibi_slopes=slopes)
     want = dense(*inputs, live, alibi_slopes=slopes)
     every = [*inputs, slopes]
-    gradients = [torch.autograd.grad(loss_of(*r, "out and lse"), every) for r in (found, want)]
+    gradients = [torch.autograd.grad(loss_of(*r, "out and lse"), every) for r in (results, want)]
     for a, b in zip(*gradients, strict=True):
         close(a, b)
 
@@ -104,9 +101,9 @@ def test_nothing_is_copied_and_gradients_lie_as_their_tensors(spy: Spy, bshd: bo
     assert [x.data_ptr() for x in spy.calls[0]] == [x.data_ptr() for x in inputs]
     assert out.transpose(1, 2).is_contiguous() == bshd
     dout = torch.randn(out.shape) if not bshd else torch.randn(2, 7, 4, DIM_V).transpose(1, 2)
-    found = torch.autograd.grad(out, inputs, dout)
+    gradients = torch.autograd.grad(out, inputs, dout)
     assert spy.passes[0][0][5].data_ptr() == dout.data_ptr()
-    assert [x.stride() for x in found] == [x.stride() for x in inputs]
+    assert [x.stride() for x in gradients] == [x.stride() for x in inputs]
 
 
 def test_determinism_is_passed_on(spy: Spy):
@@ -159,8 +156,8 @@ def test_autocast_casts_q_k_and_v():
     want = mc.attention(*half, mc.causal())
     assert torch.equal(out, want)
     wanted = torch.autograd.grad(want.float().square().sum(), inputs)
-    found = torch.autograd.grad(out.float().square().sum(), inputs)
-    for a, b in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+    for a, b in zip(gradients, wanted, strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
@@ -293,8 +290,8 @@ def test_no_backward_kernels_is_said_at_the_call(spy: Spy):
     with pytest.raises(TargetNotBuilt, match="no backward kernels"):
         with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
     with torch.no_grad():
-        found = with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
-    assert torch.equal(found, mc.attention(*inputs, mc.causal()))
+        out = with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
+    assert torch.equal(out, mc.attention(*inputs, mc.causal()))
 
 
 def test_a_tensor_that_outlived_its_transform_is_the_one_inside():

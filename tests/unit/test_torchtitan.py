@@ -4,14 +4,13 @@ order of tokens for its context parallelism."""
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import maskc as mc
 from maskc.core.errors import MaskcError
 from tests.support import engine_stubs
 from tests.support.engine_stubs import VarlenMetadata
-
-torch = pytest.importorskip("torch")
-from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
 B, L = 2, 20
 ENDS = torch.tensor([0, 7, 20, 23, 40], dtype=torch.int32)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import maskc as mc  # noqa: E402
-from maskc.integrations import transformers as hf  # noqa: E402
-from tests.support import models  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+import maskc as mc
+from maskc.integrations import transformers as hf
+from tests.support import models
+from tests.support.thorough import more
 
 FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 pytestmark = [
@@ -117,9 +117,9 @@ def test_a_bias_of_positions_is_learned_in_one_graph(graphs: Any) -> None:
     losses = []
     for model, run in ((pair.ours, compiled(pair.ours)), (pair.eager, pair.eager)):
         model.zero_grad()
-        found = run(**given, use_cache=False)
-        found.loss.backward()
-        losses.append(found.logits.detach())
+        out = run(**given, use_cache=False)
+        out.loss.backward()
+        losses.append(out.logits.detach())
         assert model is pair.eager or graphs() == 1
     torch.testing.assert_close(*losses, rtol=1e-5, atol=2e-6 * losses[1].abs().max().item())
     biases = [name for name in models.same_gradients(pair) if "relative_attention_bias" in name]

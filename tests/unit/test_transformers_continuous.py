@@ -4,15 +4,14 @@ are those that it makes for each prompt alone."""
 from __future__ import annotations
 
 import pytest
+import torch
+import transformers
 
 import maskc as mc
 from maskc.core.errors import MaskcError
+from maskc.integrations.transformers import continuous as C
+from maskc.integrations.transformers import set_mask
 from tests.support.models import BASE, DECODERS, QUIET
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-from maskc.integrations.transformers import continuous as C  # noqa: E402
-from maskc.integrations.transformers import set_mask  # noqa: E402
 
 pytestmark = QUIET
 PROMPTS = [list(range(5, 17)), [3], [20, 21, 22, 23]]

@@ -10,15 +10,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import maskc as mc
 from maskc.core.errors import BadOption, DataMissing, ExtraMissing, ModelMask, NotAMask
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from maskc.integrations import transformers as hf  # noqa: E402
-from tests.support import models  # noqa: E402
+from maskc.integrations import transformers as hf
+from tests.support import models
 
 pytestmark = models.QUIET
 decoder = cache(models.decoder)
@@ -53,14 +51,14 @@ def test_the_implementation_can_be_set_later_and_is_saved(tmp_path: Any) -> None
 
 def test_the_table_of_a_model() -> None:
     model = decoder("gpt_oss").eager
-    found = hf.check(model)
-    assert found.ok
-    assert str(found).splitlines()[:3] == [
+    results = hf.check(model)
+    assert results.ok
+    assert str(results).splitlines()[:3] == [
         "layer  module           mask       live   heads  head dim  kernel  extras",
         "0      GptOssAttention  window(7)  28.5%  4/2    16        cpu     sink logits",
         "1      GptOssAttention  causal()   52.1%  4/2    16        cpu     sink logits",
     ]
-    assert "GptOssForCausalLM equals eager" in str(found)
+    assert "GptOssForCausalLM equals eager" in str(results)
     assert model.config._attn_implementation == "eager"  # left as it was
     assert not model.training
 
@@ -87,16 +85,16 @@ def test_a_mask_of_a_model_is_one_to_compare() -> None:
 
 def test_encoders_with_images_and_two_inputs_are_checked() -> None:
     vit = transformers.ViTConfig(**models.VIT)
-    found = hf.check(transformers.AutoModel.from_config(vit))
-    assert found.ok
-    assert [row.layer for row in found.rows] == [0, 1]
+    results = hf.check(transformers.AutoModel.from_config(vit))
+    assert results.ok
+    assert [row.layer for row in results.rows] == [0, 1]
     bart = transformers.BartConfig(
         vocab_size=64, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, pad_token_id=0,
     )  # fmt: skip
-    found = hf.check(transformers.AutoModel.from_config(bart))
-    assert found.ok
-    assert [row.mask for row in found.rows] == [mc.full(), mc.causal(), mc.full()]
+    results = hf.check(transformers.AutoModel.from_config(bart))
+    assert results.ok
+    assert [row.mask for row in results.rows] == [mc.full(), mc.causal(), mc.full()]
 
 
 def test_a_difference_is_said() -> None:
@@ -274,12 +272,12 @@ def test_fp32_decides_where_half_precision_differs(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(asked, "_HALF", 0.0)
     model = models.decoder("gpt_oss").ours.to(torch.bfloat16)
-    found = hf.check(model)
-    assert found.from_fp32 is not None
-    assert found.ok
-    assert "from fp32" in str(found)
+    results = hf.check(model)
+    assert results.from_fp32 is not None
+    assert results.ok
+    assert "from fp32" in str(results)
     assert next(model.parameters()).dtype == torch.bfloat16
-    assert not replace(found, from_fp32=(0.5, 0.1)).ok
+    assert not replace(results, from_fp32=(0.5, 0.1)).ok
 
 
 def test_a_transformers_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch):

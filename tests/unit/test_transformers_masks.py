@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import masking_utils as hf
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers import masking_utils as hf  # noqa: E402
-
-import maskc as mc  # noqa: E402
-from maskc.core.errors import NotTraceable  # noqa: E402
-from maskc.integrations.transformers.masks import LayerPlace, mask_of  # noqa: E402
+import maskc as mc
+from maskc.core.errors import NotTraceable
+from maskc.integrations.transformers.masks import LayerPlace, mask_of
 
 N, B = 14, 2
 PLACES = {
@@ -115,8 +112,8 @@ def test_a_function_at_a_place(name: str, at: str) -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_sequences(name: str) -> None:
-    found = check(PACKED[name], None, PLACES["whole"])
-    assert found.packed is (name != "no_segments")
+    results = check(PACKED[name], None, PLACES["whole"])
+    assert results.packed is (name != "no_segments")
 
 
 def test_the_known_ones_are_combinators_without_content() -> None:

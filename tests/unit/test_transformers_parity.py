@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.support import models  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support import models
+from tests.support.thorough import alternating
 
 pytestmark = models.QUIET
 FORWARD = 2e-6

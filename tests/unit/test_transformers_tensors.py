@@ -7,19 +7,17 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import maskc as mc
 from maskc.core.errors import MaskNotATensor, ModelMask, ModelNotServed, PartNotServed
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from maskc.integrations import transformers as hf  # noqa: E402
-from maskc.integrations.transformers import attention, tensor_masks  # noqa: E402
-from maskc.integrations.transformers.attention import layers, run  # noqa: E402
-from maskc.integrations.transformers.carried import make_mask  # noqa: E402
-from maskc.integrations.transformers.tensor_masks import parts_of  # noqa: E402
-from tests.support import models  # noqa: E402
+from maskc.integrations import transformers as hf
+from maskc.integrations.transformers import attention, tensor_masks
+from maskc.integrations.transformers.attention import layers, run
+from maskc.integrations.transformers.carried import make_mask
+from maskc.integrations.transformers.tensor_masks import parts_of
+from tests.support import models
 
 pytestmark = models.QUIET
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tests.support import models  # noqa: E402
+from tests.support import models
 
 pytestmark = models.QUIET
 STEPS, N, BATCH = 50, 64, 4

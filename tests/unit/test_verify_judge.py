@@ -40,16 +40,16 @@ def numpy_case(dtype: str = "float32", n_q: int = 37, n_kv: int = 50, **changes)
 def test_sampled_attention_is_the_oracles():
     case, tensors, dense = numpy_case()
     rows = np.array([0, 3, 4, 20, 36])
-    found = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
+    result = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
     out, lse = attention(*tensors.qkv, dense)
     dout = only_rows(tensors.dout, rows)
     right = gradients(*tensors.qkv, dense, dout)
-    np.testing.assert_allclose(found.out, out[:, :, rows], rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(np.isneginf(found.lse), np.isneginf(lse[:, :, rows]))
-    assert lse_error(found.lse, lse[:, :, rows]) < 1e-12
-    np.testing.assert_allclose(found.dq, right["dq"][:, :, rows], rtol=1e-9, atol=1e-13)
-    np.testing.assert_allclose(found.dk, right["dk"], rtol=1e-9, atol=1e-13)
-    np.testing.assert_allclose(found.dv, right["dv"], rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(result.out, out[:, :, rows], rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(np.isneginf(result.lse), np.isneginf(lse[:, :, rows]))
+    assert lse_error(result.lse, lse[:, :, rows]) < 1e-12
+    np.testing.assert_allclose(result.dq, right["dq"][:, :, rows], rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(result.dk, right["dk"], rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(result.dv, right["dv"], rtol=1e-9, atol=1e-13)
 
 
 def test_rows_outside_the_sample_get_no_output_gradient():

@@ -90,8 +90,8 @@ def test_flex_sees_the_same_pairs(name: str):
     right = truth(case)
     for b in range(2):
         for h in range(HEADS):
-            found = keep(torch.tensor(b), torch.tensor(h), q, k)
-            np.testing.assert_array_equal(np.broadcast_to(found.numpy(), (N, N)), right[b, h])
+            kept = keep(torch.tensor(b), torch.tensor(h), q, k)
+            np.testing.assert_array_equal(np.broadcast_to(kept.numpy(), (N, N)), right[b, h])
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from maskc.core.errors import MaskcError
 from maskc.integrations import serving
 from tests.support import engine_stubs
 from tests.support.paged import Pool, exact
-
-torch = pytest.importorskip("torch")
 
 PAGE, HEADS, KV_HEADS, DIM, LONGEST = 16, 4, 2, 16, 128
 LENGTHS, COUNTS = [75, 1, 40, 33, 20], [1, 1, 17, 33, 2]
