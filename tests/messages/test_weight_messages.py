@@ -25,7 +25,7 @@ def test_a_score_that_is_no_number():
     with pytest.raises(WeightsNotFinite) as caught:
         mc.causal().weights(q=ONES * np.inf, k=ONES)
     assert str(caught.value) == (
-        "MC752 q  query 0 has a score that is no finite number: softmax has no weights for it\n"
+        "MC752 q  query 0 has a score that is not finite: softmax has no weights for it\n"
         "    hint: look for inf and NaN in q and k"
     )
 

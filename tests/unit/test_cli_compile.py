@@ -226,7 +226,7 @@ def test_a_manifest_tells_drift_without_the_sources(two: Path, tmp_path: Path):
     maskc(*words, "--check")
     file.write_text(file.read_text().replace(rows[0][2], "0" * 16))
     refused = maskc(*words, "--check", code=3)
-    assert f"MC601 {file}  the files differ from what the patterns give now: near cpu" in (
+    assert f"MC601 {file}  the files differ from what the patterns generate now: near cpu" in (
         refused.stderr
     )
     assert "--manifest" in refused.stderr
