@@ -60,7 +60,7 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="maskc")
 def main() -> None:
-    """Compile attention masks, written as sets, into block-sparse kernels.
+    """Compile attention masks, written as sets of (query, key) pairs, into block-sparse kernels.
 
     FILE is a pattern file or the name of a published mask (maskc patterns lists them).
     A pattern file is executed as Python; --expr parses an expression and executes nothing.

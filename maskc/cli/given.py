@@ -51,7 +51,7 @@ class Arrays:
         read = {name: self.given[name] for name in names(entry) if name in self.given}
         without = [name for name in made if name not in read and name not in leave]
         if without and not quiet:
-            echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
+            echo(f"{entry.name}: random {', '.join(without)}, seed {self.seed}", err=True)
         return {**{name: made[name] for name in without}, **read, **entry.params}
 
     def shape(self, entries: Sequence[MaskEntry]) -> tuple[int, int] | None:

@@ -303,7 +303,7 @@ def length_options(default: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @click.option(
             "--n", type=LENGTH_TYPE, metavar="N",
-            help=f"Queries: 4096, 1e6, 128k (of 1024), 1M.  [default: {default}]",
+            help=f"Queries: 4096, 1e6, 128k (k = 1024), 1M.  [default: {default}]",
         )  # fmt: skip
         @click.option("--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys.  [default: --n]")
         @wraps(command)
@@ -319,9 +319,9 @@ def length_options(default: str) -> Callable[[Command], Command]:
 
 def json_option(command: Command) -> Command:
     """--json; the command gets `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Results and errors as JSON.")(
-        command
-    )
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print results and errors as JSON."
+    )(command)
 
 
 def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[Command], Command]:

@@ -59,11 +59,11 @@ _CHECKED = 2
 )  # fmt: skip
 @click.option(
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
-    help="What `maskc evaluate -o JSON` wrote: quality, ablations, significance.",
+    help="Output of `maskc evaluate -o JSON`: quality, ablations, significance.",
 )  # fmt: skip
 @click.option(
     "--notes", type=FilePath(dir_okay=False), metavar="FILE",
-    help="Markdown with the headings `# Motivation` and `# Discussion`, in words of your own.",
+    help="Markdown with the headings `# Motivation` and `# Discussion`, in your own words.",
 )  # fmt: skip
 @data_options(None, also=("q", "k"))
 @json_option
@@ -74,12 +74,12 @@ def report(
 ) -> None:  # fmt: skip
     """Write one self-contained page about the mask of FILE.
 
-    It has definition, picture, a heatmap of attention weights, proofs, pseudocode, complexity,
-    plan, verification, speed on this machine, quality, ablations and significance. The heatmap is
-    of --data q=FILE and k=FILE, else of synthetic q and k.
+    The page shows the definition, a picture, a heatmap of attention weights, proofs, pseudocode,
+    complexity, the plan, verification, speed on this machine, quality, ablations and significance.
+    The heatmap uses q and k of --data q=FILE and k=FILE, or synthetic ones.
 
-    Sections that were not run say so, and which command runs them. Exits with 3 where a result is
-    wrong; the page is written all the same.
+    If a section was not run, it says so and names the command that runs it. Exits with 3 if a
+    result is wrong; the page is still written.
     """
     writer = _writer(output)
     if len(entries) > 1:

@@ -70,7 +70,7 @@ def _tile(text: str) -> tuple[int, int]:
 @click.command(short_help="Draw the mask in the terminal, or as PNG or SVG.")
 @mask_source
 @click.option("-o", "--output", metavar="PICTURE", help="Write a *.png or *.svg file.")
-@length_options("where the mask has its shape")
+@length_options("long enough to show the mask's shape")
 @click.option(
     "--range", "span", type=Parsed("range", _span), metavar="Q0:Q1,K0:K1",
     help="Draw only this part; single pairs up to 256 x 256 tokens.",
@@ -101,15 +101,15 @@ def visualize(
     span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, weights: bool, head: int,
     reduce: str, asked: KernelOptions, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
-    """Draw the mask of FILE: tiles by class, elements where the range is small.
+    """Draw the mask of FILE tile by tile, or pair by pair if it is small.
 
-    Tiles are those of the kernel for --target. A partial tile is the paler, the fewer of its pairs
-    are live. Run-time selections choose by made-up scores of --seed. Without -o it is drawn in the
-    terminal. Several patterns into one -o give one file each, with the pattern's name before the
-    suffix. Without made-up scores nothing of size N x N is made, whatever N is.
+    Tiles are those of the kernel for --target. A partial tile is paler if fewer of its pairs are
+    live. Run-time selections use random scores from --seed. Without -o the picture is drawn in the
+    terminal. If FILE has several patterns, -o writes one file for each, with the pattern's name
+    before the suffix. Except for random scores, nothing of size N x N is computed.
 
-    With --weights the drawing is a heatmap of softmax(q k^T) of one head, in float64. Masked pairs
-    have a colour of their own.
+    With --weights the picture is a heatmap of softmax(q k^T) of one head, in float64. Masked pairs
+    are grey.
     """
     from maskc.viz.canvas import format_of
 

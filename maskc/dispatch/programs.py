@@ -194,7 +194,7 @@ def _backward(
         plain = "not for deterministic=True: atomic additions have no fixed order"
     ordered = ""
     if not wanted.deterministic and not facts.adds_in_steps:
-        ordered = "only for deterministic=True: columns would wait for each other"
+        ordered = "only with deterministic=True: columns would wait for each other"
     needless = "" if exclusive else "dq needs no sum"
     separate = _why_not_separate_dq(wanted, facts, sizes) or needless
     return {

@@ -143,7 +143,7 @@ def _kept(plan: KernelPlan, one: Selection) -> str:
     elif plan.thresholds:
         runs = "the tiles of all candidates run"
     else:
-        runs = "tiles with a chosen key run, whole"
+        runs = "tiles with a chosen key run whole"
     by = SCORES[one.score]
     kept = f"at most {most} keys a query, {most * _N} pairs"
     return f"{one.name}: {kept}; ranks {ranked} by {by}; {runs}"

@@ -34,12 +34,12 @@ def with_scores(
     if not selects(mask) or "scores" in data:
         return dict(data), ()
     if n_q * n_kv > _MOST:
-        return dict(data), ("all that topk may choose",)
+        return dict(data), ("all candidates of topk",)
     sizes = {x.scored_blocks for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
     q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
     q, k = np.arange(0, n_q, q_block) + n_kv - n_q, np.arange(0, n_kv, block)
     scores = made_up(q, k, seed)
-    return {**data, "scores": scores}, (f"scores made up, seed {seed}",)
+    return {**data, "scores": scores}, (f"random scores, seed {seed}",)
 
 
 def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:

@@ -205,7 +205,9 @@ def _fixed(mask: Mask, arrays: Mapping[str, np.ndarray]) -> str:
 def _notes(mask: Mask, data: Mapping[str, object], sequences: int) -> list[str]:
     notes = []
     if selects(mask) and "scores" not in data:
-        notes.append("all that topk may choose is shown; --data scores=... shows what it chooses")
+        notes.append(
+            "all candidates of topk are shown; with --data scores=... only the selected pairs"
+        )
     if sequences > 1:
         notes.append(f"sequence 0 of {sequences} is shown")
     return notes
