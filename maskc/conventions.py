@@ -92,7 +92,7 @@ class Keywords(NamedTuple):
 
     @classmethod
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
-        """Take them out of the keywords of a call; None where all have their defaults."""
+        """Take them out of the keywords of a call; None if all have their defaults."""
         own_keywords = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
         usual = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
         return None if usual else cls(**own_keywords)
@@ -244,7 +244,7 @@ class _Places(NamedTuple):
     length: Any
     """Queries of the sequence."""
     is_real: Any
-    """Whether the query belongs to a sequence, and is no padding."""
+    """Whether the query belongs to a sequence, and is not padding."""
 
     @classmethod
     def of(cls, lengths: Any, stored: Any, n: int) -> _Places:
@@ -275,7 +275,7 @@ def _alike(name: str, x: Any, like: Any) -> None:
 
 def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
     """Return cumulative lengths of documents that are a sequence or the padding behind it, and
-    which tokens are no padding.
+    which tokens are not padding.
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
@@ -344,7 +344,7 @@ def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
     """The mistake of a call whose mask is none, with a hint for what stands in its place.
 
     Args:
-        mask: what the call gives as its mask.
+        mask: what the call passes as its mask.
         data: its keywords that are no options.
     """
     where, at = "mc.attention", caller() or "mask"
@@ -366,7 +366,7 @@ def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
 
 
 def check_layout(layout: object) -> None:
-    """Refuse what is no layout.
+    """Refuse what is not a layout.
 
     Raises:
         BadOption.

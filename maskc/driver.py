@@ -236,7 +236,7 @@ def problem(
 
     Raises:
         UnknownDType: there are no kernels for the dtype.
-        BadTile: `tile` is no pair of positive integers, or `stages` no positive integer.
+        BadTile: `tile` is not a pair of positive integers, or `stages` no positive integer.
     """
     return Problem(
         head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, dropout, _tile(tile),
@@ -290,7 +290,7 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
 
 def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:
     """(the order of the live pairs of a head for long sequences, as O(N*w), the power of N in it);
-    of heads that differ the largest; None where one of them has no closed form."""
+    of heads that differ the largest; None if one of them has no closed form."""
     from maskc.plan.beside import pairs_of
 
     orders = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]

@@ -64,7 +64,7 @@ def flex_attention(
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
         BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
-            AuxRequest(lse=True), or return_lse was given, too (MC407).
+            AuxRequest(lse=True), or return_lse was given too (MC407).
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
     if isinstance(score_mod, Mask) or hasattr(score_mod, "kv_num_blocks"):
@@ -264,7 +264,7 @@ def _refused(given: object) -> NotAMask:
 
 
 def sizes_of(block_mask: Any) -> tuple[tuple[int, int] | None, tuple[int, int]]:
-    """((queries, keys) of a BlockMask or None where it holds at all, (sequences, heads))."""
+    """((queries, keys) of a BlockMask or None if it holds at all, (sequences, heads))."""
     n_q, n_kv = block_mask.seq_lengths
     batch, heads = block_mask.kv_num_blocks.shape[:2]
     return (n_q, n_kv) if min(block_mask.BLOCK_SIZE) < _ANY else None, (batch, heads)

@@ -203,7 +203,7 @@ class PagedAttention:
 
         Raises:
             BadPages: an argument does not fit the others (MC464).
-            BadPageTable: with MASKC_CHECK=1, a table names what is no page (MC465).
+            BadPageTable: with MASKC_CHECK=1, a table names what is not a page (MC465).
             DataMissing, DataUnknown: data are missing, or of another mask (MC301, MC302).
         """
         return PagedPlan(
@@ -376,7 +376,7 @@ class PagedAttention:
         return slots, int(slots.shape[0])
 
     def _kernels_on(self, x: Any, name: str) -> PageKernels | None:
-        """Kernels for steps on the device of an array; None where the host makes the arrays.
+        """Kernels for steps on the device of an array; None if the host makes the arrays.
 
         Raises:
             BadPages: kernels of the target cannot read the array.
@@ -497,7 +497,7 @@ class _Given(NamedTuple):
     """The tables of a step as a caller gives them, checked."""
 
     lens_q: Any
-    """[S], or cumulative [S + 1]; None where all sequences have as many queries."""
+    """[S], or cumulative [S + 1]; None if all sequences have as many queries."""
     cumulative: bool
     lens_kv: Any
     starts: Any
@@ -641,7 +641,7 @@ class PagedPlan:
     def _cut(self, lengths: _Lengths) -> tuple[int, int]:
         """Queries of a block, and how many blocks there are at most.
 
-        Blocks fit their heads into one tile of rows, which then reads keys once. Where pages are
+        Blocks fit their heads into one tile of rows, which then reads keys once. If pages are
         copied, a sequence is one block: each block gets a copy.
         """
         group = self._paged.heads[0] // self._paged.heads[1]
@@ -951,8 +951,8 @@ class PagedPlan:
 
         Raises:
             BadPageTable: a sequence has more keys than the plan allows (MC465).
-            PageOutOfPool, PageTwice, PageFreed: an entry that is read is no page of the pool, two
-                entries of a sequence are one page, or one is free (MC660, MC661, MC662).
+            PageOutOfPool, PageTwice, PageFreed: an entry that is read is not a page of the pool,
+                two entries of a sequence are one page, or one is free (MC660, MC661, MC662).
             PageNotShared: shared keys of a sequence lie in other pages (MC667).
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))

@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
             satisfy both.
         scale: factor of q . k; D^-1/2 when None.
         enable_gqa: whether groups of query heads may share a head of key and value. A single head
-            of key and value serves all query heads without it, too.
+            of key and value serves all query heads without it too.
 
     Returns:
         out [..., Hq, Nq, Dv]. A query without keys has out 0.

@@ -22,7 +22,7 @@ class Fact:
 
     name: str
     holds: bool | None
-    """The answer; None where it is unknown."""
+    """The answer; None if it is unknown."""
     where: str
     """The lengths that the fact speaks of: "all lengths" or "n_q = n_kv"."""
     proof: str

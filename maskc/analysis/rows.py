@@ -30,7 +30,7 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
         beyond: keys below it do not count.
 
     Returns:
-        None where there is no bound, or no proof of one within isl's budget.
+        None if there is no bound, or no proof of one within isl's budget.
     """
     try:
         with budget(_OPERATIONS):

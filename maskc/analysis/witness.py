@@ -104,7 +104,7 @@ def _ways(question: Question) -> list[tuple[bool, bool | None]]:
 
     Returns:
         Pairs: whether documents of queries and of keys are a pair, which they are only where
-            lengths differ; and whether lengths are equal, None where they are given.
+            lengths differ; and whether lengths are equal, None if they are given.
     """
     paired = any(decl.kind is DataKind.documents for decl in question.decls)
     ways: list[tuple[bool, bool | None]]
@@ -245,7 +245,7 @@ class _Space:
 
     def least(self, low: int) -> CandidatePair | None:
         """The point of least lengths, then of the first query and key, where elements that a call
-        gives are at least `low`; None where there is none, or isl does not find it."""
+        passes are at least `low`; None if there is none, or isl does not find it."""
         try:
             with budget():
                 values = _first(self._difference(low), self._names)
@@ -271,7 +271,7 @@ class _Space:
 
 
 def _first(points: isl.Set, names: Sequence[str]) -> dict[str, int] | None:
-    """The first point in the order of its coordinates, which all have a lower bound; None where
+    """The first point in the order of its coordinates, which all have a lower bound; None if
     there is none.
 
     One coordinate after the other, and one convex part at a time. isl's lexmin takes minutes for

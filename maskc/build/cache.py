@@ -312,7 +312,7 @@ class Cache:
 
 
 def _digest(key: str, payload: bytes) -> bytes:
-    """The digest of key and value: a file under another key's name is no entry of that key."""
+    """The digest of key and value: a file under another key's name is not an entry of that key."""
     name = key.encode()
     return sha256(len(name).to_bytes(8, "little") + name + payload).digest()
 

@@ -78,11 +78,11 @@ def compile_command(
 ) -> None:
     """Compile the patterns of FILE, or of every *.py in a folder.
 
-    -o writes a module with its kernel sources for each pattern, for every --target, or by default
-    for all targets that have kernels for it; stderr names the others, with the reason. --manifest
-    writes digests of these sources. --emit prints the value of one stage: the mask, its formula,
-    the proved facts, the plan, the loops, or the source. Without any of these options, the command
-    builds the kernels and prints a summary with the costs at --n tokens.
+    -o writes a module with its kernel sources for each pattern and --target. By default it takes
+    all targets that have kernels for the pattern; stderr names the others, with the reason.
+    --manifest writes digests of these sources. --emit prints the value of one stage: the mask, its
+    formula, the proved facts, the plan, the loops, or the source. Without any of these options, the
+    command builds the kernels and prints a summary with the costs at --n tokens.
     """
     if emit and (check or manifest or output is not None):
         raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")

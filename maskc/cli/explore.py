@@ -103,7 +103,7 @@ def _write(make: Models, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """Makes the page's model, for other settings, too."""
+    """Makes the page's model, for other settings too."""
 
     entry: MaskEntry
     other: str | None

@@ -55,7 +55,7 @@ class Arrays:
         return {**{name: made[name] for name in without}, **read, **entry.params}
 
     def shape(self, entries: Sequence[MaskEntry]) -> tuple[int, int] | None:
-        """Queries and keys that the given arrays are for; None where they do not say.
+        """Queries and keys that the given arrays are for; None if they do not say.
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
         """

@@ -76,7 +76,7 @@ def tokens(text: str) -> int:
     """A number of tokens: 4096, 1_000_000, 1e6; 128k = 128 * 1024, 1M = 1024 * 1024.
 
     Raises:
-        ValueError: the text is no whole number of tokens.
+        ValueError: the text is not a whole number of tokens.
     """
     scale = {"k": 1 << 10, "m": 1 << 20}.get(text[-1:].lower(), 1)
     digits = text[:-1] if scale > 1 else text
@@ -188,7 +188,7 @@ class KernelOptions:
 
 
 def single(targets: tuple[str, ...]) -> str | None:
-    """The target asked for, None where none was.
+    """The target asked for, None if none was.
 
     Raises:
         UsageMistake: several were asked for.
@@ -294,7 +294,7 @@ def target_option(command: Command) -> Command:
 
 
 def length_options(default: str) -> Callable[[Command], Command]:
-    """--n and --n-kv; the command gets `n` and `n_kv`, both None where neither was given.
+    """--n and --n-kv; the command gets `n` and `n_kv`, both None if neither was given.
 
     Args:
         default: what help says happens without --n.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLAIN_WIDTH = 112
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 
 
 def write_json(value: object) -> None:

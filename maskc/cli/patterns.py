@@ -18,8 +18,8 @@ from maskc.dsl.pattern import check_pattern_name
 def patterns(words: tuple[str, ...], as_json: bool) -> None:
     """List the published masks that come with maskc, or only masks that mention all WORDS.
 
-    Every command accepts the name instead of a file, as in `maskc visualize longformer`. The name is also an
-    attribute of maskc.patterns in Python.
+    Every command accepts the name instead of a file, as in `maskc visualize longformer`. It is also
+    an attribute of maskc.patterns in Python.
     """
     from maskc import patterns as library
 

@@ -232,7 +232,7 @@ def _picture(
 
 
 def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
-    """The tiles of the kernel; None where no target was named and this machine's has none."""
+    """The tiles of the kernel; None if no target was named and this machine's has none."""
     from maskc.viz.picture import KernelTiles
 
     try:

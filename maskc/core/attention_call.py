@@ -74,7 +74,7 @@ class CallOptions(NamedTuple):
 DEFAULTS = CallOptions()
 """The options of a call that gives none."""
 WITH_LSE = CallOptions(return_lse=True)
-"""The options of a call that only wants lse, too: the same plans serve it."""
+"""The options of a call that only wants lse too: the same plans serve it."""
 _ONLY_LSE = {"return_lse": True}
 _NAMES = frozenset(CallOptions._fields)
 

@@ -80,7 +80,7 @@ def tokens_of(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
 
 
 def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
-    """The box that the first `tokens` tokens of a box are; None where they are none."""
+    """The box that the first `tokens` tokens of a box are; None if they are none."""
     sides: list[int] = []
     left = tokens
     for side in reversed(box):

@@ -53,7 +53,7 @@ class LayoutRecipe:
     keep: Expr
     """The mask over q, k, n_q, n_kv, parameters and data arrays."""
     loops: tuple[TileLoop, ...] | None
-    """Disjoint and complete closed forms; None where only the numbers decide."""
+    """Disjoint and complete closed forms; None if only the numbers decide."""
     fixed: tuple[tuple[str, int], ...] = ()
     """Parameter values for which `loops` hold; with others the numbers decide."""
     square: bool = False
@@ -85,10 +85,10 @@ class Variant:
     """Layout recipes, one for each tile shape of the units."""
     axes: tuple[Expr, ...] = ()
     """The mask as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
-    boxes; empty where there are none."""
+    boxes; empty if there are none."""
     rests: tuple[Expr | None, ...] = ()
     """For each constant, a bound on |what it is added to| in its comparison, see core/widths; None
-    where its value matters beyond that."""
+    if its value matters beyond that."""
     lists: tuple[IdList, ...] = ()
     """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
 
@@ -157,7 +157,7 @@ class Launch:
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
     feature: Feature | None = None
     """The feature that a call must ask for to have this launch, in place of another one of the same
-    entry; None where every call has it."""
+    entry; None if every call has it."""
 
 
 DEFAULT = "default"
@@ -270,7 +270,7 @@ class SourceUnit:
     maps: tuple[TensorMap, ...] = ()
     """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
     work: WorkList | None = None
-    """The work list it reads; None where blocks find their work from their index."""
+    """The work list it reads; None if blocks find their work from their index."""
     row_floats: int = 0
     """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
     tile row for each of the items that share it."""
@@ -297,7 +297,7 @@ class SourceUnit:
     """A bound on |everything that the source computes| of each formula, see core/widths."""
     library: str = ""
     """In the plan of a generated module, the digest of the static files that its text includes;
-    empty where it includes none."""
+    empty if it includes none."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -400,7 +400,7 @@ class Bundle:
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
-    """The mask in parts, for the targets that have them; empty where it runs whole."""
+    """The mask in parts, for the targets that have them; empty if it runs whole."""
     selections: tuple[Selection, ...] = ()
     """The selections that every call makes before anything is launched, each after those that it
     reads."""
@@ -451,11 +451,11 @@ class Bundle:
         )
 
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
-        """The source of one pass, the first where there is a choice, None where there is none."""
+        """The source of one pass, the first where there is a choice, None if there is none."""
         return next(iter(self.choice(target, direction)), None)
 
     def list_source(self, target: str) -> SourceUnit | None:
-        """The source that makes tile lists on the device, None where there is none."""
+        """The source that makes tile lists on the device, None if there is none."""
         return next(
             (
                 u
@@ -466,11 +466,11 @@ class Bundle:
         )
 
     def moving_source(self, target: str) -> SourceUnit | None:
-        """The source that packs the rows of listed tokens, None where there is none."""
+        """The source that packs the rows of listed tokens, None if there is none."""
         return next((u for u in self.units if u.target == target and u.form == MOVES), None)
 
     def pages_source(self, target: str) -> SourceUnit | None:
-        """The source that makes the arrays of a step over pages, None where there is none."""
+        """The source that makes the arrays of a step over pages, None if there is none."""
         return next((u for u in self.units if u.target == target and u.form == PAGES), None)
 
     def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:

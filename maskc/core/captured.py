@@ -49,7 +49,7 @@ class Captured:
         self.at = at
         watched = hasattr(source, "detach")
         self.source: Any = source if watched else None
-        """The torch tensor that is watched, or a copy of it that nobody writes into; None where
+        """The torch tensor that is watched, or a copy of it that nobody writes into; None if
         there is none. It is the object that the user holds: a compiler knows a tensor that its
         graph writes by that."""
         self.fixed = not watched
@@ -234,7 +234,7 @@ class Computed(Captured):
     __slots__ = ("_evaluation", "_number", "_present", "_rank")
 
     def __init__(self, evaluation: Evaluation, number: int, rank: int) -> None:
-        """Compute nothing yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
             number: of the array among those that the evaluation gives.
@@ -308,7 +308,7 @@ class Computed(Captured):
 def version_of(tensor: Any) -> int | None:
     """The counter that grows when somebody writes into the tensor.
 
-    It is None where nothing counts, as in inference mode.
+    It is None if nothing counts, as in inference mode.
     """
     try:
         version: int = tensor._version
@@ -452,11 +452,11 @@ class Held:
 
     @cached_property
     def sources(self) -> tuple[Any, ...]:
-        """The torch tensors that hold the arrays, in order; None where nobody changes one."""
+        """The torch tensors that hold the arrays, in order; None if nobody changes one."""
         return tuple(values.source for _, _, values in self.tables)
 
     def source_of(self, name: str) -> Any:
-        """The torch tensor that holds an array; None where there is none."""
+        """The torch tensor that holds an array; None if there is none."""
         return next((values.source for table, _, values in self.tables if table == name), None)
 
     @property
@@ -485,7 +485,7 @@ class Held:
 
 
 def _is_operand(values: Captured) -> bool:
-    """Whether an array may change and is no function of lengths."""
+    """Whether an array may change and is not a function of lengths."""
     return not values.fixed and not isinstance(values, Computed)
 
 

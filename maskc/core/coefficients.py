@@ -119,7 +119,7 @@ def _between(given: Sequence[Any], places: Sequence[float], at: float) -> Any:
 
 
 def card_of(target: str, gpu: Gpu | None = None) -> Card | None:
-    """The card that coefficients of a target were measured on; None where there are none."""
+    """The card that coefficients of a target were measured on; None if there are none."""
     card = measured(target, gpu).get("card")
     return None if card is None else Card(**card)
 
@@ -142,7 +142,7 @@ def costs(
     tables: Tables, direction: Direction, form: str, head_dim: int, modes: Collection[str],
     size: float = 1.0,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """Return the costs of the modes of a source; empty where the tables lack it.
+    """Return the costs of the modes of a source; empty if the tables lack it.
 
     Args:
         tables: the coefficients of a target, see `measured`.

@@ -104,7 +104,7 @@ class Card:
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
     """Return a lower bound of the tally of smaller tiles of the same mask.
 
-    A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
+    A full tile inside the lengths is full of smaller ones; any other has at least one. If the
     smaller tiles do not divide the larger ones, only full ones are sure to be covered.
 
     Args:

@@ -22,7 +22,7 @@ CONVENTIONS = (
     "cu_seqlens_q_padded", "cu_seqlens_k_padded",
     "max_seqlen",
 )  # fmt: skip
-"""Keywords of mc.attention that other libraries have, too."""
+"""Keywords of mc.attention that other libraries have too."""
 BROUGHT = "cu_seqlens_q_and_k"
 """The name of the data that two arrays of cumulative lengths bring; nobody gives it."""
 QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
@@ -103,11 +103,11 @@ class DataDecl:
     shape: tuple[int, ...] = ()
     """Shape of `values`, where these are bytes."""
     most: int | None = None
-    """flags: the most tokens of a sequence that are flagged, as the mask promises; None where it
+    """flags: the most tokens of a sequence that are flagged, as the mask promises; None if it
     promises nothing."""
     held_as: tuple[str, ...] = ()
     """The captured array behind each of `arrays`, by its name in `Held`, where a mask brings what
-    calls give elsewhere."""
+    calls pass elsewhere."""
 
     @property
     def rank(self) -> int:
@@ -186,7 +186,7 @@ class CuSeqlens:
 
     array: object
     max_seqlen: object = None
-    """The most tokens of a document, an integer; None where nothing is promised."""
+    """The most tokens of a document, an integer; None if nothing is promised."""
 
 
 def check_ends(name: str, ends: np.ndarray, length: int) -> None:

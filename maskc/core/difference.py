@@ -34,11 +34,11 @@ class Difference:
     batch: int = 0
     """The query head and the sequence."""
     n_heads: int | None = None
-    """The number of query heads; None where heads do not differ."""
+    """The number of query heads; None if heads do not differ."""
     data: Mapping[str, object] = field(default_factory=dict)
     """The arrays and parameters, by name, as calls take them."""
     pairs: int | None = None
-    """The number of pairs that differ in all, over heads and sequences; None where nobody
+    """The number of pairs that differ in all, over heads and sequences; None if nobody
     counted."""
 
     def __str__(self) -> str:

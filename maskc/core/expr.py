@@ -470,7 +470,7 @@ def negate(expr: Expr) -> Expr:
 
 
 def alternatives(node: Expr, most: int) -> list[Expr] | None:
-    """The formula as an `or` of at most `most` formulas without one; None where there are more."""
+    """The formula as an `or` of at most `most` formulas without one; None if there are more."""
     if not isinstance(node, (All, Any)):
         return [node]
     of_terms: list[list[Expr]] = []

@@ -44,7 +44,7 @@ class BlockLayout:
     """True for CSC: "rows" are then tile columns, and `col` holds tile rows."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """A copy is read-only, too."""
+        """A copy is read-only too."""
         self.__dict__.update(state)
         for array in (self.row_ptr, self.col, self.kind):
             frozen(array)

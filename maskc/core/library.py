@@ -132,7 +132,7 @@ class _Inlining:
         return _Branch(True, asked and not branch.taken, asked or branch.taken)
 
     def _value(self, condition: str) -> bool | None:
-        """Return the value of a condition, or None where the config header alone cannot tell."""
+        """Return the value of a condition, or None if the config header alone cannot tell."""
         if not set(_NAME.findall(condition)) <= self.known.keys():
             return None
         text = _NAME.sub(lambda name: self.known[name[0]], condition)
@@ -189,7 +189,7 @@ def standing_alone(text: str) -> str:
 
 
 def library_of(text: str) -> str:
-    """The digest, without comments, of the static files that a config header includes; empty where
+    """The digest, without comments, of the static files that a config header includes; empty if
     it includes none. Another version of them makes another kernel of the same header."""
     files = _whole(text)[1]
     return digest_of("\n".join(f"{name}\n{body}" for name, body in files.items())) if files else ""

@@ -403,7 +403,7 @@ class Inputs:
 
     @cached_property
     def placed(self) -> PlaceTable | None:
-        """A table that is made when a call has lengths; None where there is none."""
+        """A table that is made when a call has lengths; None if there is none."""
         return next((x for x in self.captured.values() if isinstance(x, PlaceTable)), None)
 
     def held(self, batch: int, heads: int, n_q: int, n_kv: int) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
     are None are none.
 
     Raises:
-        DataType: a tuple that is no pair.
+        DataType: a tuple that is not a pair.
     """
     pair = data.get("index_k")
     if not isinstance(pair, tuple):

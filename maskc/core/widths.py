@@ -1,6 +1,6 @@
 """Bounds on everything that a formula computes, to prove that 32 bits are enough, or 64.
 
-Bounds are formulas, too: a symbol or an array element in one stands for its largest magnitude. The
+Bounds are formulas too: a symbol or an array element in one stands for its largest magnitude. The
 compiler finds them once, as short text; a call only puts its lengths, numbers and extremes in.
 """
 

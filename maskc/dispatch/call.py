@@ -25,7 +25,7 @@ class Pass:
     alpha_minus_1: float = 0.0
     """Entmax's alpha - 1; 0 with softmax."""
     pages: Pages | None = None
-    """Layout of keys and values in pages; None where tokens lie one after another."""
+    """Layout of keys and values in pages; None if tokens lie one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,6 @@ class Bound:
     given: Any = None
     """Data that stay on the device, in place of `arrays`; read only by the code that bound them."""
     longest: int | None = None
-    """The longest document, as the call promises; None where it promises nothing."""
+    """The longest document, as the call promises; None if it promises nothing."""
     lasting: bool = True
     """Whether another call may have the same key: not where q and k decide the mask."""

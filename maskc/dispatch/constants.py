@@ -122,8 +122,8 @@ def _foreseen(_: str) -> int:
 def arguments_of(
     args: Sequence[Expr], rests: Sequence[Expr | None], values: Values, extremes: Extremes
 ) -> list[int]:
-    """The values of a formula's constants. One that is only compared with something else is no
-    farther from it than it must be: windows of 2^40 keys then fit 32 bits."""
+    """The values of a formula's constants. One that is only compared with something else is not
+    a farther from it than it must be: windows of 2^40 keys then fit 32 bits."""
     raw = [widths.number(arg, values) for arg in args]
     env = _Magnitudes(values, raw, extremes)
     numbers = []

@@ -35,7 +35,7 @@ class PlanOptions(NamedTuple):
     nan_safe: bool
     deterministic: bool = False
     pages: Pages | None = None
-    """Layout of keys and values in pages; None where tokens lie one after another."""
+    """Layout of keys and values in pages; None if tokens lie one after another."""
     accumulates: bool = False
     """Whether results are joined with those over other keys, which lie where they go."""
 
@@ -107,7 +107,7 @@ def sinks_beside_entmax() -> BadOption:
 
 
 SOFTCAPS = 1e-30, 1e30
-"""The least and the largest soft-cap: beyond, its inverse or its double is no fp32 number."""
+"""The least and the largest soft-cap: beyond, its inverse or its double is not a fp32 number."""
 
 
 def number(name: str, value: object, positive: bool) -> float:

@@ -20,7 +20,7 @@ def packed(
     bundle: Bundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
 ) -> tuple[Emitted, Place] | None:
     """The program and the tokens of a forward pass whose query heads, those of one key/value head,
-    fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
+    fit into the rows of a tile together; None if they do not, or are not to. If softmax sees
     a formula, one head's few queries are enough.
 
     Keys and values are then read once for all of them. The heads need one mask, and their queries

@@ -59,9 +59,9 @@ class Facts:
     """Inputs of the choice between the programs of one source."""
 
     tally: Tally | None
-    """The tile counts, exact or expected; None where nothing is known."""
+    """The tile counts, exact or expected; None if nothing is known."""
     adders: Adders | None = None
-    """Who adds to tiles of dq in a backward pass; None where that is not known."""
+    """Who adds to tiles of dq in a backward pass; None if that is not known."""
     listed: bool = False
     """Whether the host makes the work list."""
     shared: bool = False
@@ -93,7 +93,7 @@ class Source(Protocol):
 
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each mode; empty where nothing is known."""
+        """The cost of each mode; empty if nothing is known."""
 
     @property
     def boxes(self) -> Boxes | None:
@@ -117,7 +117,7 @@ class Program(Generic[S]):
     cycles: float = 0.0
     """Predicted cycles on one multiprocessor; each distinct list of tiles counts once."""
     obstacle: str = ""
-    """Why it cannot run; empty where it can."""
+    """Why it cannot run; empty if it can."""
     overhead: float = 0.0
     """Cycles of all multiprocessors together that it costs however few heads there are: a call of
     several launches pays it several times."""
@@ -203,7 +203,7 @@ def _backward(
 
 
 def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
-    """Why a pass does not store dq instead of adding to it; empty where it may."""
+    """Why a pass does not store dq instead of adding to it; empty if it may."""
     if accumulates:
         return "dq is added to that of another launch"
     if wanted.features & NOT_EXCLUSIVE_DQ:
@@ -220,7 +220,7 @@ def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates:
 
 
 def _why_not_separate_dq(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
-    """Why dq is not made in a launch of its own; empty where it may be."""
+    """Why dq is not made in a launch of its own; empty if it may be."""
     tally, adders = facts.tally, facts.adders
     if wanted.features & OF_HEADS:
         return "its kernel lacks gradients of slopes and sink logits"
@@ -297,7 +297,7 @@ def cheapest(
         facts_of: counts the tiles of a source.
         n_kv: keys.
         parts: returns the program that runs the mask in parts, given the best one that runs it
-            whole; None where the mask has no parts.
+            whole; None if the mask has no parts.
     """
     first = facts_of(units[0])
     best = least(programs(units[0], first))

@@ -257,7 +257,7 @@ class SourceSelector:
         programs: Callable[[SourceUnit, Facts], list[Emitted]],
         counted: Callable[[SourceUnit], Facts],
     ) -> Emitted | None:  # fmt: skip
-        """The measured program; None where none was measured, or it cannot run."""
+        """The measured program; None if none was measured, or it cannot run."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
         source, _, mode = self.tuned.get(key, "").rpartition(" ")
@@ -269,7 +269,7 @@ class SourceSelector:
         return None
 
     def in_parts(self, wanted: Pass, place: Place) -> bool | None:
-        """Whether a pass was measured to be faster in parts; None where nobody measured it."""
+        """Whether a pass was measured to be faster in parts; None if nobody measured it."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
         return self.tuned[key] == PARTS if key in self.tuned else None

@@ -45,10 +45,10 @@ def expected_tally(
         params: a value for every parameter.
         sizes: of the call.
         direction: a backward pass goes through tile columns.
-        longest: the longest document that the call promises; None where it promises nothing.
+        longest: the longest document that the call promises; None if it promises nothing.
 
     Returns:
-        None where there are too many tiles to count.
+        None if there are too many tiles to count.
     """
     if -(-sizes.n_q // tile.q) * -(-sizes.n_kv // tile.k) > _MOST_TILES:
         return None

@@ -108,10 +108,10 @@ class Tables:
     work: Work | None = None
     """The work list, where the kernel reads one: members `work` and `counter`."""
     tally: Tally | None = None
-    """Counts of the distinct lists; None where the source has no coefficients, or tiles begin with
+    """Counts of the distinct lists; None if the source has no coefficients, or tiles begin with
     documents."""
     adders: Adders | None = None
-    """Who adds to tiles of dq in a backward pass; None where that is not known."""
+    """Who adds to tiles of dq in a backward pass; None if that is not known."""
     wide: bool = False
     """Whether the mask's formulas need 64 bits."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(

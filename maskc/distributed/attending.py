@@ -314,10 +314,10 @@ def _checked(score: Score) -> Score:
 
 
 def _mesh_of(given: _Given) -> Any:
-    """The mesh of DTensors that are sharded along tokens; None where there are none.
+    """The mesh of DTensors that are sharded along tokens; None if there are none.
 
     Raises:
-        MixedLibraries: q, k or v is no torch tensor.
+        MixedLibraries: q, k or v is not a torch tensor.
         NotShared: a DTensor is placed otherwise.
     """
     import torch

@@ -110,7 +110,7 @@ def shares(mask: Mask, reach: Reach, lengths: Lengths, setting: Setting) -> tupl
 
 
 def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) -> float | None:
-    """Milliseconds of a call by the plan of its own kernel; None where data of a step or a
+    """Milliseconds of a call by the plan of its own kernel; None if data of a step or a
     selection decide.
 
     Args:

@@ -223,7 +223,7 @@ def bring(
 
     Args:
         k, v: the rank's own, [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv].
-        buffer: [size, width]; None where the rank receives nothing.
+        buffer: [size, width]; None if the rank receives nothing.
     """
     many = work.many_came
     apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None

@@ -23,7 +23,7 @@ class Ranks:
     """A process group that shares a sequence."""
 
     group: Any
-    """None where there is one rank and no group."""
+    """None if there is one rank and no group."""
     rank: int
     size: int
     world: tuple[int, ...]
@@ -85,7 +85,7 @@ class Own(NamedTuple):
     call: int
     """Shapes, dtype, layer and the names of options."""
     wrong: int
-    """1 to 3 where q, k or v is no shard of the plan."""
+    """1 to 3 where q, k or v is not a shard of the plan."""
     tokens: int
     """Number of tokens of the wrong tensor."""
     code: int = 0
@@ -178,7 +178,7 @@ class Accord:
 
         Raises:
             RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).
-            ShardLength: a tensor is no shard of the plan, on all of them (MC704).
+            ShardLength: a tensor is not a shard of the plan, on all of them (MC704).
             RankRefused: another rank raised (MC709).
         """
         if self.ranks.size > 1:
@@ -298,7 +298,7 @@ def _shown(code: int) -> str:
 
 
 def wrong_length(layout: TokenLayout, name: str, tokens: int, rank: int) -> ShardLength:
-    """The mistake of a tensor that is no shard of a rank."""
+    """The mistake of a tensor that is not a shard of a rank."""
     holds = f"{layout.tokens[rank]} of the plan's {layout.n}"
     held = f"rank {rank} of {layout.ranks} holds {holds}"
     return ShardLength(name, tokens, held, at=name.split()[0])

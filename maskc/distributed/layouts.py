@@ -269,7 +269,7 @@ def _slots_of_ranks(given: Any, n: int, ranks: int, name: str) -> list[np.ndarra
 
 
 def _ragged(given: Any, ranks: int, name: str) -> list[np.ndarray] | None:
-    """The arrays of a list of one for each rank; None where it is an array or a list of integers.
+    """The arrays of a list of one for each rank; None if it is an array or a list of integers.
 
     Raises:
         LayoutPositions.
@@ -324,8 +324,8 @@ def zigzag(cu_seqlens: Any, ranks: int) -> list[np.ndarray]:
         int64 [tokens] for each rank: the tokens in its slots.
 
     Raises:
-        LayoutPositions: cu_seqlens is no vector of integers that ascend from 0, or ranks is not at
-            least 1 (MC710).
+        LayoutPositions: cu_seqlens is not a vector of integers that ascend from 0, or ranks is not
+            at least 1 (MC710).
     """
     edges = _integers(cu_seqlens, "cu_seqlens")
     if edges.ndim != 1 or not len(edges) or edges[0] or (np.diff(edges) < 0).any():

@@ -2,7 +2,7 @@
 
 The formula of the mask speaks of the sequence's q and k. On a rank, query i is q = i + q0, and key
 j of a buffer is k = j + k0, with one k0 for each stretch of keys. So the formula is the same one
-with sums in place of q and k: numbers of a call where that leaves the kernel as it is. Where
+with sums in place of q and k: numbers of a call where that leaves the kernel as it is. If
 queries and keys come from many places, tables say which ones they are: q = Q[i] and k = K[j].
 """
 

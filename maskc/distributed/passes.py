@@ -136,7 +136,7 @@ class PassStep:
 
         Returns:
             out [B, Hq, tokens, Dv], lse fp32 [B, Hq, tokens], and the buffer [size, width], None
-            where all keys are the rank's own.
+            if all keys are the rank's own.
 
         Raises:
             RankLost: a message did not come (MC705).
@@ -154,13 +154,13 @@ class PassStep:
 
         Args:
             q, k, v, slopes, sinks: as for `forward`; out, lse: what it gave; kept: of its buffer.
-            dout, dlse: the gradients of out and lse, in their shapes; None where nothing depends on
+            dout, dlse: the gradients of out and lse, in their shapes; None if nothing depends on
                 one.
             wanted: the tables that need gradients.
 
         Returns:
             dq, dk, dv, dslopes, dsinks in the shapes of their inputs, then those of the `wanted`
-            tables. All are None where neither out nor lse has a gradient.
+            tables. All are None if neither out nor lse has a gradient.
 
         Raises:
             RankLost: a message did not come (MC705).
@@ -602,7 +602,7 @@ class RankOutput:
             rows: where they are among the rank's.
 
         Returns:
-            A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
+            A view [B, Hq, rows, Dv], or None if the rows lie otherwise.
         """
         if self._whole(rows):
             return None

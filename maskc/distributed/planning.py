@@ -99,12 +99,12 @@ class LayerPlan:
     moved: tuple[int, ...] = ()
     """Blocks of queries that go to their keys, ascending; the keys of all others come to them."""
     held: Held | None = None
-    """The content of the tensors that the mask captured, as `reach` has it; None where nobody can
+    """The content of the tensors that the mask captured, as `reach` has it; None if nobody can
     write into them."""
 
     @cached_property
     def choosing(self) -> dict[str, int]:
-        """The tensors that choose keys: each call gives its rank's tokens of them, along these
+        """The tensors that choose keys: each call passes its rank's tokens of them, along these
         dimensions."""
         return _choosing(self.mask)
 
@@ -607,7 +607,7 @@ def _copy(name: str, value: Any) -> Any:
 
 
 def _held(mask: Mask) -> Held | None:
-    """The present content of what a mask captured; None where nobody can write into it."""
+    """The present content of what a mask captured; None if nobody can write into it."""
     _, held = emptied(mask)
     return None if held is None or held.fixed else held.now()
 
@@ -631,7 +631,7 @@ def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
 
 
 def _choosing(mask: Mask) -> dict[str, int]:
-    """The tensors that calls give for the mask to choose keys by, and where their tokens are."""
+    """The tensors that calls pass for the mask to choose keys by, and where their tokens are."""
     chosen: dict[str, int] = {}
     for node in walk(mask):
         if isinstance(node, TopK):

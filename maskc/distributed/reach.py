@@ -174,7 +174,7 @@ def _spans(reached: _Set, lengths: Lengths, tile: TileShape) -> _Spans | None:
 
 def _united(of_set: _Set, lengths: Lengths, tile: TileShape) -> list[_Spans]:
     """Closed forms that together are the mask's, those of its alternatives where it has none
-    itself; empty where some are missing."""
+    itself; empty if some are missing."""
     spans = _spans(of_set, lengths, tile)
     if spans is not None:
         return [spans]

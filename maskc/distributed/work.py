@@ -38,7 +38,7 @@ _WORTH = 4
 
 @dataclass(frozen=True)
 class Copy:
-    """Own tokens `source` .. that the buffer has from `place` on, too."""
+    """Own tokens `source` .. that the buffer has from `place` on too."""
 
     source: int
     place: int
@@ -61,7 +61,7 @@ class RankCall:
     positions: bool
     """Whether the last row is where the last key is, as distances in the kernel have it."""
     first: tuple[int, int] | None
-    """The first query and the first key of a call, counted in the sequence; None where keys come
+    """The first query and the first key of a call, counted in the sequence; None if keys come
     from several places."""
     seen: PlacedTokens
     """Which keys of the sequence its keys are."""

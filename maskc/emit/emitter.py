@@ -119,7 +119,7 @@ def of_all_targets(bundles: Sequence[Bundle], report: str) -> Bundle:
 
 
 def _formulas_of(bundle: Bundle) -> object:
-    """Equal for bundles that differ in their sources alone; None where no thresholds are found."""
+    """Equal for bundles that differ in their sources alone; None if no thresholds are found."""
     if bundle.chooser is None:
         return None
     variants = tuple(replace(variant, recipes=(), axes=()) for variant in bundle.variants)

@@ -52,7 +52,7 @@ class Shader:
 
 
 def shader(keep: Expr) -> Shader | None:
-    """The shader of a formula over q and k; None where it spells a number of more than 32 bits.
+    """The shader of a formula over q and k; None if it spells a number of more than 32 bits.
 
     Args:
         keep: a condition over q, k, lengths, parameters and arrays.

@@ -25,7 +25,7 @@ class _Keyword:
 
     name: str
     default: str
-    """The default as Python; empty where calls must give the keyword."""
+    """The default as Python; empty if calls must give the keyword."""
     about: str
     """The mask's lines in a docstring."""
 

@@ -48,7 +48,7 @@ class Shape:
     """The range of rows per tile column, over tj; for backward passes."""
     key_bounds: tuple[tuple[str, str], ...] | None = None
     """C expressions over ti (a query), n_q, n_kv, m: first and past-last key of each interval
-    that its keys are the union of; None where they are no union of a few intervals."""
+    that its keys are the union of; None if they are no union of a few intervals."""
     query_bounds: tuple[tuple[str, str], ...] | None = None
     """The first and past-last query of each interval of a key, over tj."""
     always_kept: tuple[PredicateLine, ...] = ()
@@ -619,7 +619,7 @@ class DataListsSpec(ListsSpec):
     has_pairs: bool
     """Whether a formula reads an array with an entry per pair."""
     segments: SegmentPlaces | None = None
-    """None where tiles of keys always begin where tile columns do."""
+    """None if tiles of keys always begin where tile columns do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ HEADS = 8
 
 
 def written_heads(mask: Mask) -> int | None:
-    """Query heads that the mask names, or HEADS where it only computes with them; None where heads
+    """Query heads that the mask names, or HEADS where it only computes with them; None if heads
     do not differ.
 
     Raises:

@@ -36,7 +36,7 @@ class Lifted:
     """(comparison of `shape`, the comparison of the mask it stands for)."""
     rests: tuple[Expr | None, ...] = ()
     """For each argument, a bound on |what it is added to| in the one comparison that it belongs to;
-    None where it stands elsewhere, so that its value always counts."""
+    None if it stands elsewhere, so that its value always counts."""
     counts: frozenset[str] = frozenset()
     """The arguments that are never negative."""
     lists: tuple[IdList, ...] = ()

@@ -31,7 +31,7 @@ _LENGTH = 4096
 
 
 def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
-    """The mask without its lists, then the listed keys, then the listed queries; empty where the
+    """The mask without its lists, then the listed keys, then the listed queries; empty if the
     mask has no such lists, is nothing without them, or reads other data."""
     flags = {decl.arrays[0] for decl in ir.data if decl.kind is DataKind.flags}
     if ir.selections or len(flags) < len(ir.data):
@@ -53,7 +53,7 @@ def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
 
 
 def _list_of(keep: Expr, side: str, flags: set[str]) -> Expr | None:
-    """The one comparison that tells whether a token of this side is listed; None where there is
+    """The one comparison that tells whether a token of this side is listed; None if there is
     none, or several, or where the mask keeps less of a listed token."""
     atoms = {node for node in E.walk(keep) if _tells(node, side, flags)}
     nodes = {node for node in atoms if _is_listed(node)}

@@ -28,7 +28,7 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     """The mask of one query head as a formula.
 
     Args:
-        head: which head; None where heads do not differ.
+        head: which head; None if heads do not differ.
         n_heads: how many there are, for checking.
 
     Raises:

@@ -30,7 +30,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class TokenArray:
-    """An array that the formula reads, made of one that a call gives with an entry per token."""
+    """An array that the formula reads, made of one that a call passes with an entry per token."""
 
     name: str
     decl: DataDecl

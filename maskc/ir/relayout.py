@@ -1,6 +1,6 @@
 """Pieces whose pairs stay inside residue classes, as plainer masks over the tokens of a class.
 
-Let p = q + n_kv - n_q be a query's position. Where every distance p - k is a multiple of s, and
+Let p = q + n_kv - n_q be a query's position. If every distance p - k is a multiple of s, and
 decides alone which pairs are kept, tokens regrouped by residue of their position modulo s meet
 their own class only: with p = s * u + c and k = s * t + c, the pairs of class c are those of one
 mask over u - t. A class is a strided view, and its last query meets its last key again: the mask
@@ -81,7 +81,7 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
 
     They come in ascending order of their stride, and those over the keys of one residue come last.
     A piece is regrouped by the largest stride that divides all its distances, if it is proved that
-    nothing else decides; pieces that read data never are. Where a mask uses q - k instead of
+    nothing else decides; pieces that read data never are. If a mask uses q - k instead of
     distances, that holds only at lengths whose difference the stride divides. A mask without such
     pieces is one part, `ir` itself.
 
@@ -332,7 +332,7 @@ class _Line:
     def joined(self, classes: list[_Found], stride: int) -> _Group | None:
         """Disjoint pieces as one group of a stride that divides all theirs.
 
-        The result is None where their distances cannot be read as a formula, or where one piece
+        The result is None if their distances cannot be read as a formula, or where one piece
         holds at aligned lengths of a larger stride only.
         """
         if any(one.aligned and one.stride != stride for one in classes):
@@ -361,7 +361,7 @@ class _Line:
     def extent(self, pieces: list[_Found]) -> int | None:
         """The smallest and the largest d of pieces of one stride, at the parameters' defaults.
 
-        The result is None where there is no largest one.
+        The result is None if there is no largest one.
         """
         near = self._united(pieces, pieces[0].stride)
         for name, value in self.defaults.items():

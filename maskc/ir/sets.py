@@ -100,7 +100,7 @@ def isl_names(params: Iterable[str]) -> tuple[str, ...]:
 
 
 def param_of(name: str) -> str | None:
-    """The parameter that has this name in isl; None where it is a length or a constant."""
+    """The parameter that has this name in isl; None if it is a length or a constant."""
     return name.removesuffix(_MARK) if name.endswith(_MARK) else None
 
 

@@ -76,9 +76,9 @@ class Lattice:
 
     stride: int
     query_phase: int | None
-    """Least residue of the queries' positions; None where queries are not grouped by residue."""
+    """Least residue of the queries' positions; None if queries are not grouped by residue."""
     key_phase: int | None
-    """Least residue of the keys; None where keys of all residues take part."""
+    """Least residue of the keys; None if keys of all residues take part."""
     difference: int | None
     """Least residue of position minus key where that is what is fixed; c is the key's residue."""
     width: int

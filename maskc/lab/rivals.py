@@ -172,7 +172,7 @@ def make_rival(
     """One of RIVALS on the same tensors; one without a backward pass has none.
 
     Args:
-        pairs: None where keys are chosen at run time.
+        pairs: None if keys are chosen at run time.
         table: the mask as `boolean_mask` makes it.
 
     Raises:
@@ -207,7 +207,7 @@ def _sdpa(case: Case) -> Call:
 def boolean_mask(
     case: Case, tensors: CaseTensors, pairs: CasePairs, most: int = _MASK_BYTES
 ) -> Any:
-    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would have more than `most`
+    """bool [B or 1, H or 1, n_q, n_kv] on the device; None if it would have more than `most`
     elements."""
     import torch
 
@@ -388,7 +388,7 @@ def compiled_flex(
     """compile(flex_attention) with the block mask of a mask_mod(b, h, q, k).
 
     Args:
-        sizes: sequences and heads, None where all have the same mask; queries and keys.
+        sizes: sequences and heads, None if all have the same mask; queries and keys.
         grouped: whether query heads share keys.
         flash: whether it runs FlashAttention 4's kernels.
         options: of flex_attention: score_mod, scale, ...
@@ -496,7 +496,7 @@ def attend_with(ends: Any, tensors: CaseTensors, backward: bool) -> Callable[...
     """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
 
     Args:
-        backward: whether the plan is for gradients, too.
+        backward: whether the plan is for gradients too.
     """
     from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
 

@@ -76,9 +76,9 @@ class Crossover:
 
     rival: str
     below: int | None
-    """The longest length at which it is not faster; None where it is at all of them."""
+    """The longest length at which it is not faster; None if it is at all of them."""
     above: int | None
-    """The next one, from which on it is; None where it is not at the longest."""
+    """The next one, from which on it is; None if it is not at the longest."""
     at: int | None
     """The length where the times would be equal, by interpolation of their logarithms."""
 
@@ -106,7 +106,7 @@ class Growth:
     """The exponent of the exact count of live pairs: what the exponent of time would be without
     anything else that takes time."""
     order: str
-    """The order of the count's closed form, as O(N*w); empty where there is none."""
+    """The order of the count's closed form, as O(N*w); empty if there is none."""
     degree: int | None
     """The power of N in it."""
     crossovers: tuple[Crossover, ...]

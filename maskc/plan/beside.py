@@ -57,7 +57,7 @@ class Pairs:
 
 
 def pairs_of(ir: MaskIR) -> Pairs | None:
-    """The pairs of one mask; of run-time selections the most that they keep. None where other data
+    """The pairs of one mask; of run-time selections the most that they keep. None if other data
     decide, or there is no closed form."""
     rest = _unchosen(ir)
     form = None if rest is None else closed_form(rest)
@@ -69,7 +69,7 @@ def pairs_of(ir: MaskIR) -> Pairs | None:
 
 def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
     """A bound on the pairs of a head that a mask with run-time selections keeps, parameters at
-    their defaults; None where other data decide, or counting is too hard."""
+    their defaults; None if other data decide, or counting is too hard."""
     rest = _unchosen(ir)
     total = None if rest is None else count_pairs(rest, n_q, n_kv, {})
     for selection in ir.selections:
@@ -85,7 +85,7 @@ def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
 
 
 def _unchosen(ir: MaskIR) -> Expr | None:
-    """The mask where nothing is chosen, and what selections take away stays; None where it reads
+    """The mask where nothing is chosen, and what selections take away stays; None if it reads
     other data."""
     names = {selection.name for selection in ir.selections}
 
@@ -172,7 +172,7 @@ def _beside(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
 
 def _from(share: int, formula: sympy.Expr, pairs: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
     """The least N, a multiple of the period, from which on there are at most 1 / share of dense's
-    pairs (fewer, where that is all of them); None where there is none."""
+    pairs (fewer, where that is all of them); None if there is none."""
     apart = sympy.Poly(whole.formula - share * formula, _N)
     if apart.LC() <= 0:
         return None
@@ -219,7 +219,7 @@ def _leading(formula: sympy.Expr) -> sympy.Expr:
 
 
 def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
-    """The length from which predicted times are shorter; empty where nothing is predicted."""
+    """The length from which predicted times are shorter; empty if nothing is predicted."""
     card = card_of(plan.target.name)
     if card is None or plan.chooser is not None or plan.gathering is not None:
         return ""

@@ -176,7 +176,7 @@ _MANY = 1 << 20
 
 def most_in_small_tiles(plan: KernelPlan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
-    defaults; 0 where none does, None where there is no such choice."""
+    defaults; 0 where none does, None if there is no such choice."""
     small = tuple(smaller(plan))
     ir = plan.masks[0].ir
     alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
@@ -199,7 +199,7 @@ def choice(
     plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None,
     heads: int | None = None,
 ) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:  # fmt: skip
-    """(the program that a call takes, all programs with predicted cycles); None where there is no
+    """(the program that a call takes, all programs with predicted cycles); None if there is no
     choice, or it depends on data.
 
     Cycles count every distinct mask once.

@@ -56,7 +56,7 @@ class DataIntervals:
 
 
 def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
-    """The intervals of every query (along 0) or of every key (1); None where there are too many, or
+    """The intervals of every query (along 0) or of every key (1); None if there are too many, or
     formulas that no interval solves.
 
     Args:
@@ -140,7 +140,7 @@ def _of_run(part: Expr, row: str, column: str) -> list[Expr] | None:
 
 def _solved(parts: list[Expr], along: int) -> TileRange | None:
     """The columns of a row where all of these hold, as isl finds them, with a parameter for each
-    element; None where they are not consecutive."""
+    element; None if they are not consecutive."""
     row, column, place = _ROWS[along]
     term = E.conj(*parts)
     taken = [int(name[1:]) for name in E.symbols(term) if name[0] == "c"]
@@ -175,7 +175,7 @@ def _spread(end: Expr, more: int = 0) -> Expr:
 
 
 def _end(end: Expr) -> Expr:
-    """An end that is no token below 0, and for which 32 bits are enough whatever an element is."""
+    """Limit an end to 0 and above, and to 32 bits for every value of an element."""
 
     def within(node: Expr) -> Expr | None:
         match node:

@@ -27,7 +27,7 @@ from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
 def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | None:
-    """Exact numbers of one head's mask; None where it reads data."""
+    """Exact numbers of one head's mask; None if it reads data."""
     mask, problem = plan.masks[plan.of_head[head] if plan.of_head else 0], plan.problem
     if mask.ir.data:
         return None

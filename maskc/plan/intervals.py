@@ -44,7 +44,7 @@ class Interval:
 def intervals(
     shape: Expr, atom: Expr | None = None, args: tuple[Expr, ...] = ()
 ) -> tuple[Interval, ...] | None:
-    """Intervals whose union is the mask, per query and per key; None where there are too many,
+    """Intervals whose union is the mask, per query and per key; None if there are too many,
     or rows or columns with gaps that no formula's `or` explains.
 
     Args:

@@ -85,7 +85,7 @@ def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
 
 
 def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None:
-    """The source that a call at these lengths runs; None where there is none of this pass."""
+    """The source that a call at these lengths runs; None if there is none of this pass."""
     if direction is plan.direction or family_of(plan.target).one_source:
         first: KernelPlan | None = plan
     else:
@@ -337,7 +337,7 @@ def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -
 
 
 def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row: bool) -> str:
-    """(guard, first, last, step) of a closed form as text; empty where no row has a tile.
+    """(guard, first, last, step) of a closed form as text; empty if no row has a tile.
 
     Args:
         by_row: whether the loop is over tj for each ti, and not the other way round.

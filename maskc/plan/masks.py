@@ -62,7 +62,7 @@ def without_floors(mask: PlannedMask) -> PlannedMask:
 
 
 def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
-    """The masks with the intervals that bits over k - q leave; None where a few intervals are
+    """The masks with the intervals that bits over k - q leave; None if a few intervals are
     cheaper, or where some mask is more than such bits and a few intervals."""
     if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None

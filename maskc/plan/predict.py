@@ -36,7 +36,7 @@ def milliseconds(
     owners: int,
     tiles: Tiles = layout_at,
 ) -> float | None:
-    """Milliseconds of one pass on a card that it keeps busy; None where coefficients are not known,
+    """Milliseconds of one pass on a card that it keeps busy; None if coefficients are not known,
     or the mask reads data that `tiles` does not know.
 
     Args:

@@ -47,7 +47,7 @@ NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
-    """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
+    """Ranges per tile row and per tile column of a lifted formula; None if there are none."""
     ranges = _ranges(shape, tile, (0, 1))
     return None if ranges is None else (ranges[0], ranges[1])
 

@@ -206,7 +206,7 @@ class Formula:
     lifted: Lifted
     """The formulas with constants numbered over all parts."""
     spans: tuple[Interval, ...] | None
-    """The formula's keys, query by query; None where they are not a few intervals."""
+    """The formula's keys, query by query; None if they are not a few intervals."""
 
 
 @dataclass(frozen=True, slots=True)

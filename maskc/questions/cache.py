@@ -186,7 +186,7 @@ def _checked(lengths: Lengths) -> list[int]:
     """The lengths of all sequences.
 
     Raises:
-        BadLength: a length is no integer, or out of range (MC306).
+        BadLength: a length is not an integer, or out of range (MC306).
         DataShape: there are rows of lengths (MC303).
     """
     if np.ndim(lengths) > 1:

@@ -208,7 +208,7 @@ class Both:
 
     @property
     def whole(self) -> tuple[int, int] | None:
-        """The lengths at which one look at all pairs answers every question; None where other
+        """The lengths at which one look at all pairs answers every question; None if other
         lengths, parameters or data are possible."""
         queries, keys = self.lengths
         if len(queries) == len(keys) == 1 and not self.reads_data and not self.params:
@@ -285,7 +285,7 @@ class Both:
         return None
 
     def _confirmed(self, candidate: CandidatePair, head: int) -> Difference | None:
-        """The difference at a point by the dense definition; None where the masks agree there."""
+        """The difference at a point by the dense definition; None if the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
             return None
@@ -318,7 +318,7 @@ class Both:
         return one, other
 
     def _tried(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
-        """The difference with these data; None where there is none, or a mask refuses the data."""
+        """The difference with these data; None if there is none, or a mask refuses the data."""
         try:
             return self.at(n_q, n_kv, data)
         except CheckFailed:

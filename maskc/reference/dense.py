@@ -49,11 +49,11 @@ def dense(
         mask: any mask, run-time selections included.
         n_q: queries; n_kv: keys, n_q when None.
         n_heads: query heads; needed where the mask differs between heads by a formula or by
-            `heads`. Where it has a mask per head, that many are there; where only arrays or the
+            `heads`. If it has a mask per head, that many are there; where only arrays or the
             scores differ, their own dimension of heads tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
-            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
+            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. If
             `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
             `index_k` and `index_w`), it ranks by that instead.
         head, batch: one head and one sequence only; all of them when None.
@@ -129,9 +129,9 @@ class _At:
     """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
-    """The number of sequences; None where no array has a batch dimension."""
+    """The number of sequences; None if no array has a batch dimension."""
     heads: int | None
-    """The number of heads; None where nothing says."""
+    """The number of heads; None if nothing says."""
 
     def differs_by_head(self) -> bool:
         """Whether a node of the mask read the head, once one head was evaluated.
@@ -172,7 +172,7 @@ def _at(
 def _sequences(
     nodes: list[N.Node], wanted: dict[str, DataDecl], arrays: Arrays, ranking: Rankings
 ) -> int | None:
-    """The number of sequences; None where no array has a dimension for them."""
+    """The number of sequences; None if no array has a dimension for them."""
     count = given.batch_of(wanted, arrays)
     captured = [leading(decl)[0] for node in nodes for decl in _captured(node)]
     if any(sequences > 1 for sequences in captured):
@@ -293,7 +293,7 @@ def _heads_of_data(node: N.Node, data: Arrays) -> Iterator[tuple[DataDecl, int]]
 
 
 def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
-    """The number of query heads; None where nothing says."""
+    """The number of query heads; None if nothing says."""
     heads = n_heads
     for node in nodes:
         if (count := node.own_heads) is not None and not node.decls:

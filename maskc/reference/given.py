@@ -39,7 +39,7 @@ def read(decl: DataDecl, raw: object) -> Read:
     Raises:
         DataShape: a pair is needed and something else was given.
         DataType: the elements are neither integers nor booleans.
-        NotAnArray: something is no array.
+        NotAnArray: something is not an array.
     """
     match decl.kind:
         case DataKind.documents:
@@ -136,7 +136,7 @@ def _has_heads(decl: DataDecl, array: np.ndarray) -> bool:
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
-    """The size of the leading batch dimension, None where nothing has one.
+    """The size of the leading batch dimension, None if nothing has one.
 
     Raises:
         DataShape: two arrays disagree.

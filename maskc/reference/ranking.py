@@ -30,7 +30,7 @@ def needs(mask: N.TopK) -> tuple[str, ...]:
 def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     """One score per pair, or per block of queries and of keys for "block_mean".
 
-    Where blocks count from positions it is per pair, too: the mean of a block's products is the
+    Where blocks count from positions it is per pair too: the mean of a block's products is the
     product of its means.
 
     Args:

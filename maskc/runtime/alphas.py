@@ -23,7 +23,7 @@ _ALIKE = frozenset({
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.random,
     DataKind.selection,
 })  # fmt: skip
-"""Data that do not differ by head, unless a call gives rows for heads."""
+"""Data that do not differ by head, unless a call passes rows for heads."""
 
 
 class Run(NamedTuple):

@@ -28,7 +28,7 @@ def needs_torch(
     afterwards, see `torch_answers`.
 
     Args:
-        q, k, v, slopes, sinks: arrays of any library; None where there is none.
+        q, k, v, slopes, sinks: arrays of any library; None if there is none.
         data: further keywords of the call.
     """
     torch = torch_of(q)

@@ -824,7 +824,7 @@ class CompiledMask:
         """Build reports by source, mode and features.
 
         A source is named after its target, with `_small` for smaller tiles, `_choose` for the
-        search for chosen keys and `_backward` for a source of its own. Where a mask runs in parts,
+        search for chosen keys and `_backward` for a source of its own. If a mask runs in parts,
         the part's name comes first.
         """
         return self._planner.all_reports
@@ -865,7 +865,7 @@ class CompiledMask:
     def last_sources(self) -> tuple[str, ...]:
         """Names of the kernels that the latest call ran, in order, each with its mode.
 
-        They tell which of several sources ran, and how many parts. The tuple is empty where the
+        They tell which of several sources ran, and how many parts. The tuple is empty if the
         host chose for run-time selections.
         """
         plan = self._last[1]
@@ -926,7 +926,7 @@ class CompiledMask:
     ) -> BlockLayout:  # fmt: skip
         """The live tiles of the whole mask at these lengths.
 
-        A call may run it in parts or in smaller tiles, see `explain`. Where kernels choose keys one
+        A call may run it in parts or in smaller tiles, see `explain`. If kernels choose keys one
         by one, it is the mask with all candidates.
 
         Args:
@@ -941,8 +941,8 @@ class CompiledMask:
             The tiles of one head of one sequence, as `Mask.layout` gives them.
 
         Raises:
-            OneOfSeveral: heads or sequences differ, and nobody says which one (MC310).
-            BadLength: a length is no integer, or out of range (MC306).
+            OneOfSeveral: heads or sequences differ, and none is selected (MC310).
+            BadLength: a length is not an integer, or out of range (MC306).
             BadBlock: `block` is not two integers in range (MC307).
             NoSuchHead: `head` does not exist (MC113).
             MaskcError: a mistake in data (MC301 to MC305).

@@ -28,13 +28,13 @@ def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
 
     Args:
         q: of the call; a torch tensor's default generator gives the seed where there is none. None
-            where the seed must have been given.
+            if the seed must have been given.
         p: the share of weights that are dropped.
         seed: an integer, or an array of one int64 on the device of q.
 
     Raises:
-        DropoutRate: p is no number in 0 .. 1 (MC430).
-        DropoutSeed: there is none, or it is no integer (MC431).
+        DropoutRate: p is not a number in 0 .. 1 (MC430).
+        DropoutSeed: there is none, or it is not an integer (MC431).
     """
     torch = torch_of(q)
     if torch is None or not torch.compiler.is_compiling():

@@ -135,7 +135,7 @@ class ListedParts:
         self._open: dict[int, BuiltBundle] = {}
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call, and its flags; None where the host is to read them.
+        """Parameters of a call, and its flags; None if the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
@@ -221,7 +221,7 @@ class ListedParts:
         self, planning: _Planning, lists: list[_Over], unit: SourceUnit, wanted: Pass,
         bound: Bound, place: Place,
     ) -> bool:  # fmt: skip
-        """Whether a pass runs in parts: by predicted time. Where sequences have lists of their own,
+        """Whether a pass runs in parts: by predicted time. If sequences have lists of their own,
         the mask without its lists decides, else the others of the batch would decide too."""
         if self._in_parts is not None:
             return self._in_parts
@@ -453,7 +453,7 @@ def _listing(bundle: Bundle) -> tuple[DataDecl, ...]:
 
 
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
-    """By side the flags that a list is made of; empty where not all of them promise how many there
+    """By side the flags that a list is made of; empty if not all of them promise how many there
     are."""
     flags = {}
     for part in bundle.parts:

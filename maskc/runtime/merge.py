@@ -103,7 +103,7 @@ def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str
 
 
 def _by_memory(lse: Any, fitting: Sequence[str]) -> str | None:
-    """One of the layouts that fit; None where memory does not tell either."""
+    """One of the layouts that fit; None if memory does not tell either."""
     if len(fitting) == 1:
         return fitting[0]
     return next((layout for layout in fitting if is_in_memory_order(lse, layout)), None)

@@ -16,7 +16,7 @@ from maskc.runtime.launch.prepared import OpenedCall
 BLOCK = struct.Struct("PPPi4x")
 """core/abi.PAGE_FIELDS."""
 TABLES = "page tables"
-"""Under this name calls give PageTables among the data; no mask reads it."""
+"""Under this name calls pass PageTables among the data; no mask reads it."""
 
 
 class PageTables(NamedTuple):

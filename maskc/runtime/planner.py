@@ -316,11 +316,11 @@ class CallPlanner:
     def _in_launches(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, measured: bool | None
     ) -> _Runs | None:
-        """The launches of a pass that runs in parts; None where it runs whole.
+        """The launches of a pass that runs in parts; None if it runs whole.
 
         Args:
             unit: the source of the whole mask.
-            measured: whether parts were measured to be faster; None where nobody measured it.
+            measured: whether parts were measured to be faster; None if nobody measured it.
         """
         sizes, bundle = place.sizes, self.bundle
         asked = measured if self._in_parts is None else self._in_parts

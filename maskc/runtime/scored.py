@@ -65,7 +65,7 @@ _MARGIN = 128
 _WIDE = {"int64", "uint32", "uint64"}
 """Integers that may not fit 32 bits."""
 _TENSOR_CORES = ("sm_80", "sm_90a")
-"""Targets whose kernels read the table of pairs in storage precision, too."""
+"""Targets whose kernels read the table of pairs in storage precision too."""
 _HALVES, _TWOS, _EIGHTS, _ALONE = 1, 2, 4, 8
 """Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
 _MOST_TEMPLATES = 256
@@ -100,7 +100,7 @@ class ScoreReader:
 
     Calls take them by name, like the data of the mask: arrays on the device of q, of any floating
     dtype (kernels compute in fp32), and numbers. A dimension of one entry is shared by all, and
-    missing ones in front are, too. Torch tensors that require grad get their gradient; a backward
+    missing ones in front are too. Torch tensors that require grad get their gradient; a backward
     pass returns those of all arrays that a call gives.
     """
 
@@ -183,7 +183,7 @@ class ScoreReader:
         return self._arrays(call.data, self._split(call.q, call.k, call.data)[1])
 
     def _arrays(self, data: Mapping[str, Any], tables: Mapping[str, Table]) -> list[str]:
-        """Tables that may be trained, of those that a call gives as arrays."""
+        """Tables that may be trained, of those that a call passes as arrays."""
         return [x for x in self.inputs.trainable if x in data and tables[x].view is not None]
 
     # -------------------------------------------------------------- what a call gives
@@ -246,7 +246,7 @@ class ScoreReader:
 
     def _narrowed(self, name: str, x: Any) -> Any:
         """Integers of a device as int32. The host reads their extremes, and waits for them, where
-        they are new: not where a call gives the same tensor, which nobody has written into.
+        they are new: not where a call passes the same tensor, which nobody has written into.
 
         Raises:
             DataRange: one does not fit.

@@ -163,7 +163,7 @@ class Pairs:
         """Nothing is computed yet.
 
         Args:
-            formulas: the distinct ones; of_head: which one a head has, empty where all share one.
+            formulas: the distinct ones; of_head: which one a head has, empty if all share one.
             arrays: by name.
             params: a value for every parameter.
         """
@@ -195,7 +195,7 @@ class Pairs:
 def kept_of_chosen(
     bundle: Bundle, arrays: Mapping[str, Any], params: Mapping[str, int], sizes: Sizes
 ) -> Pairs | None:
-    """The pairs that the mask keeps where they are chosen; None where those are all that may be."""
+    """The pairs that the mask keeps where they are chosen; None if those are all that may be."""
     (one,) = bundle.selections
     formulas = tuple(_as_chosen(variant.keep, one.name) for variant in bundle.variants)
     plain = len(one.allowed) == 1 and all(

@@ -61,7 +61,7 @@ class Examined:
 
     @property
     def program(self) -> str | None:
-        """A program that shows the wrong case; None where there is none."""
+        """A program that shows the wrong case; None if there is none."""
         wrong = self.outcome.mismatch
         return None if wrong is None else script(wrong, self.subject, "maskc test")
 

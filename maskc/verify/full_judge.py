@@ -297,7 +297,7 @@ class FullJudge:
 
         Args:
             q, k, v, keep, dout: [B, H, N, D] and bool [B, H, n_q, n_kv], as for `stepwise`; dout is
-                None where there is no backward.
+                None if there is no backward.
             dtype: what the kernel stores.
             options: scale, softcap, alibi_slopes, sink_logits.
         """

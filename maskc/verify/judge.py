@@ -5,7 +5,7 @@ Gradients of all heads are checked with an output gradient that is zero outside 
 then dq of those rows and all of dk and dv follow from those rows alone, exactly.
 
 An error is the largest, over rows, of |found - expected| / max(|expected|, root mean square of
-|expected| over the head's rows). Where all of these vanish (a softmax over one key has no
+|expected| over the head's rows). If all of these vanish (a softmax over one key has no
 gradient) it is |found| / sqrt(D), the size of an input's row. Allowed: fp32 1e-5; bf16 and fp16
 twice the error of the same computation done step by step in that dtype, as unfused PyTorch does
 it; and at least what fp32 is allowed.
@@ -42,7 +42,7 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Everything attention gives for some query rows; None where it was not asked for."""
+    """Everything attention gives for some query rows; None if it was not asked for."""
 
     out: Array
     """[B, Hq, rows, Dv]."""
@@ -300,7 +300,7 @@ def make_judge(
     Args:
         rows: int64 [rows], ascending.
         keep: which keys they see, by batch and head: bool [rows, n_kv].
-        backward: whether it judges gradients, too.
+        backward: whether it judges gradients too.
     """
     expected = attend(case, tensors, rows, keep, backward, None)
     half = case.dtype is not DType.float32

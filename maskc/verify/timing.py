@@ -164,7 +164,7 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
         device: `cpu` or `cuda`.
 
     Returns:
-        Bytes; None where this system does not tell.
+        Bytes; None if this system does not tell.
     """
     return _of_gpu(call) if device == "cuda" else _of_process(call)
 

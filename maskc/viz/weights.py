@@ -199,7 +199,7 @@ def weight_lengths(
 
 
 def tensor_lengths(q: object, k: object) -> tuple[int, int] | None:
-    """The rows of q and k; None where one is missing or has too few dimensions."""
+    """The rows of q and k; None if one is missing or has too few dimensions."""
     if q is None or k is None:
         return None
     of_q, of_k = np.shape(np.asarray(q)), np.shape(np.asarray(k))
@@ -296,7 +296,7 @@ def _rasters(
 
 def softmax(scores: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """The weights of each row, float64 [rows, keys]: 0 where the mask keeps no pair; NaN in rows
-    with a kept score that is no finite number."""
+    with a kept score that is not a finite number."""
     seen = np.where(kept, scores, -np.inf)
     top = np.max(seen, axis=1, keepdims=True)
     empty = ~kept.any(axis=1, keepdims=True)

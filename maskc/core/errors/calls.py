@@ -14,7 +14,7 @@ class DataMissing(MaskcError):
 
 
 class DataUnknown(MaskcError):
-    """A call gives a keyword that is neither an option nor data of the mask."""
+    """A call passes a keyword that is neither an option nor data of the mask."""
 
     code = "MC302"
     message = "the mask has no data or parameter named {0!r}; it has: {1}"
@@ -528,8 +528,7 @@ class NotRecorded(MaskcError):
 
 
 class NotTraced(MaskcError, TypeError):
-    """A call with JAX arrays got an argument that JAX cannot trace, or a tracer instead of a value.
-    """
+    """A call with JAX arrays has an argument that JAX cannot trace, or a tracer for a value."""
 
     code = "MC481"
     message = "{0} is {1}"

@@ -331,7 +331,7 @@ def _backward(call: TracedCall, arrays: Any, out: Any, lse: Any, dout: Any) -> l
 def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -> list[Any]:
     """The gradients for dlse alone, by the kernels that only know dout.
 
-    With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Where v has a one in
+    With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. If v has a one in
     front and zeros behind, out is 0 and dout holds dlse in front, the first term is the second.
     """
     q, k, v, *rest = arrays
@@ -352,7 +352,7 @@ def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -
 
 
 def _placed(call: TracedCall, arrays: Any, gradients: list[Any]) -> tuple[Any, ...]:
-    """The gradients in the order of the arrays; None where there is none."""
+    """The gradients in the order of the arrays; None if there is none."""
     named = dict(zip(call.with_gradients, gradients[3:], strict=True))
     names = call.names
     rest = [named.get(name) for name in names]

@@ -105,7 +105,7 @@ def gradients(
             these without dropout, which comes after lse.
         v, out, lse: of the call.
         slopes, sinks: alibi_slopes and sink_logits, or None.
-        dout, dlse: None where nothing depends on the result.
+        dout, dlse: None if nothing depends on the result.
     """
     grads = None if dout is None else backward(v, out, dout)
     if dlse is not None:

@@ -89,7 +89,7 @@ def _number(name: str, value: Any) -> float | None:
     """An option as operators take it; the kernel's own check comes when it runs.
 
     Raises:
-        BadOption: it is no number, or too large for one of 64 bits.
+        BadOption: it is not a number, or too large for one of 64 bits.
     """
     try:
         return None if value is None else float(value)

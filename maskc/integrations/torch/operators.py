@@ -2,8 +2,8 @@
 
 An operator takes tensors, numbers and texts; the mask is a handle (see `handles`), its data are a
 list of tensors and a text that says which keyword each belongs to (see `keywords`). Tensors that
-formulas of the mask captured are operands, too: a compiler then knows that it must write them
-before the operator runs. Where a gradient is wanted, the forward pass returns copies of these, and
+formulas of the mask captured are operands too: a compiler then knows that it must write them
+before the operator runs. If a gradient is wanted, the forward pass returns copies of these, and
 the backward pass reads the copies.
 """
 

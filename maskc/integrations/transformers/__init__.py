@@ -36,7 +36,7 @@ def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
             those of the keys in the call; masks that read named data are refused by the call.
 
     Raises:
-        NotAMask: a value is no mask (MC106).
+        NotAMask: a value is not a mask (MC106).
         BadOption: there is no such layer (MC407).
     """
     modules = attention_modules(model)

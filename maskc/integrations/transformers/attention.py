@@ -215,7 +215,7 @@ def _with(
 
 
 def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
-    """Refuse position ids that start anew between two tokens that are no padding.
+    """Refuse position ids that start anew between two tokens that are not padding.
 
     Raises:
         PackingLost: see there.

@@ -261,7 +261,7 @@ class _Tensors:
         return name
 
     def of_call(self, place: LayerPlace) -> dict[str, Any] | None:
-        """The data by name for the tokens of a call; None where a tensor is too short."""
+        """The data by name for the tokens of a call; None if a tensor is too short."""
         data: dict[str, Any] = {}
         for name, (kind, held) in self.kept.items():
             ids = _chunk_ids(held, place) if kind == "chunks" else held

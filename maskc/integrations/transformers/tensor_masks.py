@@ -78,7 +78,7 @@ def parts_of(tensor: Any) -> Parts:
 
 
 def _memo(tensor: Any) -> tuple[dict[Any, Parts] | None, Any]:
-    """(parts of the views of a tensor, the view and its version); None where nothing counts writes.
+    """(parts of the views of a tensor, the view and its version); None if nothing counts writes.
 
     The memo lies at the tensor that owns the memory, and lives as long. Its parts hold no reference
     to that tensor.
@@ -148,7 +148,7 @@ def _kept(bias: Any, look: bool) -> tuple[Any, bool]:
 
 
 def _recognised(keep: Any) -> tuple[Mask, dict[str, Any]] | None:
-    """(a mask with less data than booleans [B or 1, n_q, n_kv] have, its data); None where rows
+    """(a mask with less data than booleans [B or 1, n_q, n_kv] have, its data); None if rows
     have gaps."""
     import torch
 

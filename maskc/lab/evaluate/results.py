@@ -19,7 +19,7 @@ class Result:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and dicts only; what is no finite number is None."""
+        """Numbers, texts, lists and dicts only; what is not a finite number is None."""
         plain: dict[str, Any] = _plain(asdict(self))  # type: ignore[call-overload]
         return plain
 

@@ -97,7 +97,7 @@ def split_call_data(
 
     Raises:
         DataUnknown, DataMissing: a name too many or too few.
-        DataType, DataRange: a parameter that is no integer, or not in 0..2^30.
+        DataType, DataRange: a parameter that is not an integer, or not in 0..2^30.
     """
     wanted = [decl for decl in decls if decl.from_caller]
     known = [decl.name for decl in wanted] + [name for name, _ in params]

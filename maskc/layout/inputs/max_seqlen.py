@@ -19,7 +19,7 @@ two to the next. Calls whose promises differ a little then share a plan."""
 
 
 def promised(name: str, given: object) -> int | None:
-    """The `max_seqlen` of documents, None where they bring none; `name` is for errors.
+    """The `max_seqlen` of documents, None if they bring none; `name` is for errors.
 
     Raises:
         DataType: no integer. DataRange: negative.
@@ -41,7 +41,7 @@ def promised(name: str, given: object) -> int | None:
 
 
 def longest_promised(name: str, given: object) -> int | None:
-    """The longest document that the documents of a call may have, rounded up; None where those of
+    """The longest document that the documents of a call may have, rounded up; None if those of
     queries or those of keys promise nothing.
 
     Raises:

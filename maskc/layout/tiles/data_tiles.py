@@ -1,7 +1,7 @@
 """Masks that read data, and what is known of them before the data are.
 
 What a mask asks besides data is laid out once per lengths: the tiles that can stay, whatever the
-data are. Where data are given on a device, its kernels leave out the tiles that they rule out, see
+data are. If data are given on a device, its kernels leave out the tiles that they rule out, see
 templates/common/tile_lists.cu.j2.
 """
 

@@ -57,7 +57,7 @@ def _large_table(array: np.ndarray) -> bool:
 
 
 def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
-    """All tile rows, exact; None where the mask compares several ids, or none and reads no table.
+    """All tile rows, exact; None if the mask compares several ids, or none and reads no table.
 
     Raises:
         TooManyTiles: more than 2^30 live tiles.

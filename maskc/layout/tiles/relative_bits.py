@@ -40,7 +40,7 @@ def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
 
 @lru_cache(maxsize=1 << 8)
 def _alone(term: Expr) -> Expr | None:
-    """The formula over d = k - q; None where it depends on more, data included."""
+    """The formula over d = k - q; None if it depends on more, data included."""
     return None if E.arrays(term) else of_difference(term)
 
 

@@ -24,7 +24,7 @@ DIFFERENCE = E.Sym("k - q")
 
 
 def of_difference(keep: Expr) -> Expr | None:
-    """The mask as a formula over d = k - q, or None where it depends on more than that."""
+    """The mask as a formula over d = k - q, or None if it depends on more than that."""
     shifted = E.substitute(keep, {E.K: E.add(DIFFERENCE, E.Q)})
     return None if "q" in E.symbols(shifted) else shifted
 

@@ -133,7 +133,7 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
 
 @lru_cache(maxsize=256)
 def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
-    """Why a mask runs fewer dead pairs in the lower tiles; None where it is not known to."""
+    """Why a mask runs fewer dead pairs in the lower tiles; None if it is not known to."""
     longest = longest_row(ir.keep, beyond=low.k)
     if longest is not None and longest <= _SHORT_ROW:
         why = f"rows are short: {longest} consecutive keys, with the first {low.k}, hold each"

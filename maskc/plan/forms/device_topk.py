@@ -37,7 +37,7 @@ def launches(shared_bytes: int) -> tuple[Launch, ...]:
 
 
 def why_host(masks: tuple[PlannedMask, ...]) -> str:
-    """Why the device cannot make the selections of a mask; empty where it can."""
+    """Why the device cannot make the selections of a mask; empty if it can."""
     chosen = selections(masks)
     if len(chosen) > MAX_SELECTIONS:
         return f"there are {len(chosen)} selections, of at most {MAX_SELECTIONS} that fit"

@@ -37,7 +37,7 @@ def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
 def boxes_for(
     masks: tuple[GridMask, ...], tiles: Sequence[TileShape], direction: Direction
 ) -> tuple[TileShape, tuple[int, ...], tuple[int, ...]] | None:
-    """A tile and its boxes, of queries and of keys; None where consecutive tokens are as good.
+    """A tile and its boxes, of queries and of keys; None if consecutive tokens are as good.
 
     The likely size of a grid has a first axis as long as its longest.
 
@@ -103,7 +103,7 @@ def box_note(boxes: Boxes) -> str:
 
 
 def in_boxes(plan: KernelPlan) -> KernelPlan | None:
-    """The plan in boxes of a grid; None where the masks are no products over one, or tiles of
+    """The plan in boxes of a grid; None if the masks are no products over one, or tiles of
     consecutive tokens are as good."""
     grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
     if grid is None:

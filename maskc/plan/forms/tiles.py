@@ -92,7 +92,7 @@ def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
 
 
 def _of_data(masks: tuple[PlannedMask, ...], along: int, run: int) -> DataIntervals | None:
-    """The intervals of masks that read data, where all heads share a formula; None where one pair
+    """The intervals of masks that read data, where all heads share a formula; None if one pair
     stands for many anyway, or where data differ from token to token.
 
     Args:

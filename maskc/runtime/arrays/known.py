@@ -40,7 +40,7 @@ class Library(Protocol):
         """The array in plain terms; `name` is for errors."""
 
     def watch(self, x: Any) -> tuple[object, int] | None:
-        """(where and how x lies, a number that grows when somebody writes into it); None where
+        """(where and how x lies, a number that grows when somebody writes into it); None if
         nobody counts."""
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:

@@ -88,7 +88,7 @@ class DeviceLists(Protocol):
     """Whether the device can make the lists of this mask."""
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call, and what stays on the device; None where the host must read it."""
+        """Parameters of a call, and what stays on the device; None if the host must read it."""
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,

@@ -65,7 +65,7 @@ class DataLists:
         self._by_documents = self._unit is not None and self._unit.form == DOCUMENTS
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters and data of a call; None where the host is to read them.
+        """Parameters and data of a call; None if the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.

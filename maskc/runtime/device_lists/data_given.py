@@ -64,7 +64,7 @@ class Given(NamedTuple):
     sources: tuple[Source, ...]
     """The sources by the kernels' slots."""
     watched: Watched | None
-    """The arrays that are watched; None where nobody can tell whether they change."""
+    """The arrays that are watched; None if nobody can tell whether they change."""
     checked: Asked | None = None
     """The call, where its lists are compared with the host's."""
 

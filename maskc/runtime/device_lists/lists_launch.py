@@ -102,7 +102,7 @@ class Lists:
         self.fresh = True
         """Whether they are still to be made."""
         self.watched: Watched | None = None
-        """The arrays of the call that has them; None where nobody can tell whether they change."""
+        """The arrays of the call that has them; None if nobody can tell whether they change."""
         self.ticket, self.sound = 0, False
         """Ticket for the report of the device, see `Reports`; and whether the device has confirmed
         the data."""
@@ -119,7 +119,7 @@ _MOST_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
 Read = Callable[[int, int], np.ndarray | None]
-"""Copies int32 words at an address of the device; None where no kernel has run there."""
+"""Copies int32 words at an address of the device; None if no kernel has run there."""
 Kept = dict[Watched, Lists]
 """Unused lists of one stream, by the data they were built from; the latest last."""
 
@@ -205,7 +205,7 @@ class ListsPlan(DeviceListedPlan):
 
         Args:
             sent: what the pass reads besides.
-            watched: None where nobody can tell whether arrays change.
+            watched: None if nobody can tell whether arrays change.
         """
         if watched is None or not sent.lasting:
             return self._new(library, q, sent)

@@ -68,7 +68,7 @@ class TopKLists:
         """Whether the device can choose for this mask."""
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call and what it ranks by; None where the host is to choose.
+        """Parameters of a call and what it ranks by; None if the host is to choose.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.

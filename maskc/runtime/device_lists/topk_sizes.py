@@ -264,7 +264,7 @@ def cases_of(
     """The heads that have the same mask and choose together.
 
     Args:
-        head_variant: which mask each head has; empty where all have the first.
+        head_variant: which mask each head has; empty if all have the first.
         reads: for every mask the selections that it reads.
         heads: query heads.
 

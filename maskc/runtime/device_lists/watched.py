@@ -68,7 +68,7 @@ class Watched:
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
-        """Watch the data of a call; None where an array is of a library that counts nothing, or
+        """Watch the data of a call; None if an array is of a library that counts nothing, or
         made where nothing is counted.
 
         Args:

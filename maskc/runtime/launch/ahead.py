@@ -48,7 +48,7 @@ class Ahead:
 
 
 def start(jobs: Sequence[Job]) -> Ahead | None:
-    """Begin to build, in threads of their own; None where there is nothing to do."""
+    """Begin to build, in threads of their own; None if there is nothing to do."""
     return Ahead(jobs) if jobs else None
 
 

@@ -239,7 +239,7 @@ class CudaKernel:
         """Copy int32 words from the device, when everything before on the stream is done.
 
         Returns:
-            None where launches are written down for later, as those of a CUDA graph are.
+            None if launches are written down for later, as those of a CUDA graph are.
         """
         if self._driver.capturing(stream):
             return None

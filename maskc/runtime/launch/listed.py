@@ -217,7 +217,7 @@ class Flags(NamedTuple):
     sources: tuple[Array | None, Array | None]
     """The sources of queries and of keys, None for a side without."""
     watched: Watched | None
-    """None where nobody can tell whether the arrays change."""
+    """None if nobody can tell whether the arrays change."""
 
     @property
     def key(self) -> Hashable:

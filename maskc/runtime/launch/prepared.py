@@ -158,13 +158,13 @@ class OpenedCall(NamedTuple):
     held: object = None
     """Memory that the block points to."""
     gradients: tuple[Any, ...] = ()
-    """Arrays that a backward pass fills, too."""
+    """Arrays that a backward pass fills too."""
     pages: Pages | None = None
     """Layout of keys and values in pages of pools."""
 
 
 class CallBlock(Protocol):
-    """Something that some kernels read behind `struct Attention`, and how a call gives it."""
+    """Something that some kernels read behind `struct Attention`, and how a call passes it."""
 
     def opened(self, call: AttentionCall) -> OpenedCall:
         """Read it from a call, before anything is launched.
@@ -229,7 +229,7 @@ class PreparedLaunch:
 
     direction: Direction
     kernel: Kernel | None
-    """None where every result is empty or zero."""
+    """None if every result is empty or zero."""
     device: Device
     params: Mapping[str, int]
     tables: Tables
@@ -240,7 +240,7 @@ class PreparedLaunch:
     steps: tuple[Any, ...] = ()
     """CUDA: what the kernel launches, in order."""
     maps: Any = None
-    """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
+    """CUDA: the tensor maps of the kernel, by pointers; None if it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
     """Data that were sent, by stream."""
 
@@ -352,7 +352,7 @@ def prepared(
     plan: LaunchPlan, kernel: Kernel | None, outputs: tuple[Output, ...],
     steps: tuple[Any, ...] = (), maps: Any = None,
 ) -> PreparedLaunch:  # fmt: skip
-    """A plan with the kernel that runs it; None where it is idle."""
+    """A plan with the kernel that runs it; None if it is idle."""
     return PreparedLaunch(
         plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, outputs,
         steps, maps,

@@ -94,7 +94,7 @@ def code(source: str) -> str:
 
 
 def library(command: list[str], source: str) -> ctypes.CDLL:
-    """A shared object; those who ask for the same text share its data, too."""
+    """A shared object; those who ask for the same text share its data too."""
     return ctypes.CDLL(
         str(built(code(source), ".so", [*command, "-shared", "-fPIC"], lambda: source))
     )
