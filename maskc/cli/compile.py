@@ -79,7 +79,7 @@ def compile_command(
     """Compile the patterns of FILE, or of every *.py in a folder.
 
     -o writes a module with its kernel sources for each pattern and --target. By default it takes
-    all targets that have kernels for the pattern; stderr names the others, with the reason.
+    all targets that have kernels for the pattern. The others are named on stderr, with the reason.
     --manifest writes digests of these sources. --emit prints the value of one stage: the mask, its
     formula, the proved facts, the plan, the loops, or the source. Without any of these options, the
     command builds the kernels and prints a summary with the costs at --n tokens.

@@ -1,8 +1,8 @@
 """Dropout: its kernels, and its arguments in a call.
 
-They are kernels of their own, compiled when a call first needs them, so that others have no trace
-of dropout. Rate and seed lie behind `struct Attention` and are no part of a plan: a new seed costs
-nothing. `reference/dropout.py` defines which weights stay.
+Calls with dropout have separate kernels, compiled on first use, so that other kernels contain no
+dropout code. Rate and seed are stored after `struct Attention` and are not part of a plan, so a new
+seed costs nothing. `reference/dropout.py` defines which weights are kept.
 """
 
 from __future__ import annotations

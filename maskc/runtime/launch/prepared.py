@@ -32,10 +32,10 @@ _COUNTER = ATTENTION.counter.offset
 CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
 """Origins of the tiles of a pass."""
 PER_THREAD = 2
-"""The stream that CUDA understands as each thread's own: the last handle of a default stream."""
+"""The handle of CUDA's per-thread default stream: the last of the special handles."""
 
 _captured: dict[int, object] = {}
-"""Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
+"""Device memory that a CUDA graph reads at every replay: never freed."""
 
 
 class _Thread(local):
@@ -54,14 +54,14 @@ def fill_pointers(block: Any, pointers: Pointers) -> None:
 
 
 def fill_numbers(block: Any, numbers: Numbers) -> None:
-    """Write those of its numbers that a call gives."""
+    """Write the numbers of the block that belong to one call."""
     for place, x in zip(_NUMBERS, numbers or (), strict=False):
         if x is not None:
             _NUMBER.pack_into(block, place, x)
 
 
 def fill_scale(block: Any, template: bytes) -> None:
-    """Write the usual scale again."""
+    """Restore the default scale."""
     block[_OF_SCALE] = template[_OF_SCALE]
 
 
@@ -175,8 +175,8 @@ class CallBlock(Protocol):
 
 
 class BlockLaunch:
-    """A plan with what a call has behind `struct Attention`; several nest, and their blocks follow
-    each other."""
+    """A plan with a block of the call after `struct Attention`. Several can be nested; their blocks
+    follow each other."""
 
     __slots__ = ("_block", "_plan", "kernel", "outputs", "run")
 
@@ -212,8 +212,8 @@ class Sent:
     block: bytes = b""
     """The block behind `struct Attention`; the end of `template`."""
     lasting: bool = True
-    """Whether further launches come behind this one on its stream, in order: not those that a CUDA
-    graph replays, nor those of a stream that each thread has."""
+    """Whether later launches on this stream run after this one, in order. Not so for replays of a
+    CUDA graph and for per-thread streams."""
 
     def with_block(self, block: bytes) -> Sent:
         """Return the data with one more block behind `struct Attention`."""

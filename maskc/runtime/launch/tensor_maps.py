@@ -1,4 +1,4 @@
-"""Tensor maps: how Hopper's copy engine finds boxes of 128 bytes x some tokens in a tensor."""
+"""Tensor maps, by which TMA finds boxes of 128 bytes x some tokens in a tensor."""
 
 from __future__ import annotations
 
