@@ -80,9 +80,9 @@ def compile_command(
 
     -o writes a module with its kernel sources for each pattern and --target. By default it takes
     all targets that have kernels for the pattern. The others are named on stderr, with the reason.
-    --manifest writes digests of these sources. --emit prints the value of one stage: the mask, its
-    formula, the proved facts, the plan, the loops, or the source. Without any of these options, the
-    command builds the kernels and prints a summary with the costs at --n tokens.
+    Use --manifest to write digests of these sources. Use --emit to print the value of one stage:
+    the mask, its formula, the proved facts, the plan, the loops, or the source. Without any of
+    these options, the command builds the kernels and prints a summary with the costs at --n tokens.
     """
     if emit and (check or manifest or output is not None):
         raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")

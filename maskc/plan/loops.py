@@ -1,4 +1,4 @@
-"""A plan as the loop nest of a call, in a few lines for people.
+"""Print a plan as the loop nest of a call, in a few lines of pseudocode.
 
 The text is about given lengths, at which closed forms are short. Rows in which a loop is empty are
 left out, and a bound that is linear over the rows is written as a linear formula.
@@ -62,7 +62,7 @@ def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
         n_q, n_kv: lengths; parameters are at their defaults.
 
     Returns:
-        Lines of text. What data of a call decide is said to be so.
+        Lines of text, which also say what depends on data of a call.
     """
     at = _At(n_q, n_kv, {})
     passes = (_pass(plan, at, direction) for direction in Direction)
@@ -314,7 +314,7 @@ def _tiles(
 
 
 def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -> str:
-    """Describe what decides a list without closed forms, and where it is built."""
+    """Describe what a list without closed forms depends on, and where it is built."""
     if plan.boxes is not None:
         return "the boxes of keys in which a query of ti sees a key, from a list of each axis"
     if mask.ir.data:
@@ -366,7 +366,7 @@ def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row:
 
 
 class _Bound(NamedTuple):
-    """A bound of a loop as it is printed, and what that is on every row."""
+    """A bound of a loop as printed text, with its value on every row."""
 
     text: str
     values: np.ndarray
@@ -386,8 +386,7 @@ class _Bound(NamedTuple):
 
 
 def _text(keep: Expr) -> tuple[str, bool]:
-    """(the formula, whether it speaks of the position p): comparisons that know a query by its
-    position alone say p."""
+    """Return the formula and whether it uses the position p, which replaces q + n_kv - n_q."""
     moved: dict[Expr, Expr] = {E.Q: E.add(_P, E.N_Q, E.scale(-1, E.N_KV))}
 
     def by_position(node: Expr) -> Expr | None:
@@ -401,7 +400,7 @@ def _text(keep: Expr) -> tuple[str, bool]:
 
 
 def _page(line: str) -> str:
-    """The line, below itself where it is wider than a page."""
+    """Wrap a line that is wider than the page."""
     deeper = " " * (len(line) - len(line.lstrip()) + 4)
     return "\n".join(
         textwrap.wrap(

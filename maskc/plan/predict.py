@@ -1,6 +1,6 @@
 """Predicted time of a pass in milliseconds, for the card of the coefficients.
 
-Predictions are printed next to measurements; no choice depends on them, see maskc/core/cost.py.
+These predictions are only printed. Choices use maskc/core/cost.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def milliseconds(
     Args:
         plan: of the forward pass, with those that go along.
         owners: heads of all sequences; where masks differ by head, a multiple of the heads.
-        tiles: finds live tiles; the usual one knows masks that read no data.
+        tiles: finds live tiles; the default works for masks that read no data.
     """
     card = card_of(plan.target.name)
     blind = tiles is layout_at and any(mask.ir.data for mask in plan.masks)
@@ -60,7 +60,7 @@ def milliseconds(
 def _whole(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
-    """The cost of the source that takes fewest cycles, in the mode that it then runs in."""
+    """Return the cost of the source and mode with the fewest cycles."""
     cycles = []
     for candidate in candidates(plan, direction, n_q, n_kv):
         candidate_plan = candidate.plan
@@ -87,7 +87,7 @@ def _launches(candidate: Candidate, mode: str) -> float:
 
 
 def _default(costs: Mapping[str, Cost]) -> Cost:
-    """The cost of the default mode, which modes without a cost of their own are close to."""
+    """Return the cost of the default mode, which is close to modes without a cost of their own."""
     return next(iter(costs.values()))
 
 
