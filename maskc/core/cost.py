@@ -1,8 +1,8 @@
-"""The predicted cost of a pass.
+"""Predict the cost of a pass.
 
-Predictions depend on the mask, the lengths and the model of the card alone: each distinct list of
-tiles counts once, however many heads or sequences have it. So one mask at one pair of lengths
-always runs the same source on one model of card, and gives the same bits.
+Predictions depend only on the mask, the lengths and the model of the card. Each distinct list of
+tiles counts once, regardless of the number of heads or sequences. One mask at one pair of lengths
+therefore always runs the same source on one model of card, with bitwise equal results.
 """
 
 from __future__ import annotations

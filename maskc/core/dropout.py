@@ -20,7 +20,7 @@ SQUARE = 16
 
 
 def check_rate(p: Any, name: str) -> None:
-    """Refuse what is no share.
+    """Check a dropout rate.
 
     Raises:
         DropoutRate: p is not a number in 0 .. 1 (MC430).

@@ -51,8 +51,8 @@ def magnitude(expr: Expr) -> Expr:
 
 
 def reach(expr: Expr) -> Iterator[Expr]:
-    """Bounds on everything that is computed on the way to a formula's value, as printers write it:
-    both sides of a comparison apart. Elements of arrays as they are do not count."""
+    """Return bounds on all intermediate values of a formula in its printed form, in which both
+    sides of a comparison are separate. Plain array elements do not count."""
     match expr:
         case E.Cmp(op, lhs):
             left, _, right = compared(op, lhs)

@@ -89,11 +89,11 @@ class Own(NamedTuple):
     tokens: int
     """Number of tokens of the wrong tensor."""
     code: int = 0
-    """The code of the error that ends the rank's call; 0 where there is none."""
+    """The code of the error that ends the rank's call; 0 if there is none."""
     values: int = 0
     """The values of its options."""
     calls: int = 0
-    """The calls that it made since they were compared; 0 where each call is."""
+    """The number of calls since the last comparison; 0 if every call is compared."""
 
 
 _EACH = 1024
@@ -153,8 +153,8 @@ class Accord:
 
         Args:
             tensors: q, k and v of this rank [B, H, tokens, D].
-            call: what else ranks must have alike, and decides which messages travel.
-            values: values of options that ranks must have alike.
+            call: other values that must be equal on all ranks and determine the messages.
+            values: values of options that must be equal on all ranks.
         """
         shapes = [x.shape for x in tensors]
         own_keys = int(plan.key_layout.tokens[ranks.rank])
@@ -171,10 +171,10 @@ class Accord:
     def begin(
         self, at: GroupPass = GroupPass.forward, failure: BaseException | None = None
     ) -> None:
-        """See that all ranks begin the same pass of the same call.
+        """Check that all ranks begin the same pass of the same call.
 
         Args:
-            failure: what this rank will raise instead, which the others are told.
+            failure: the error that this rank raises, to be sent to the others.
 
         Raises:
             RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).

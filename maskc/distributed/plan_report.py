@@ -1,4 +1,4 @@
-"""A plan for people: what each rank computes, what travels, and how long that should take."""
+"""A readable report of a plan: work of each rank, messages, and predicted times."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class Stage:
 
 
 def forward(work: RankWork) -> tuple[Stage, ...]:
-    """The forward pass: rows that need only own keys run while keys travel.
+    """Return the forward pass: rows that see only own keys run while keys are sent.
 
-    Rows that read the buffer run on both streams in turns, those that see most first.
+    Rows that read the buffer alternate between both streams, rows with most keys first.
     """
     later = [call for call in reversed(work.calls) if not call.own_keys]
     keys = f"send keys: {_to(work.outgoing)}; receive {_from(work.incoming)}"
@@ -56,8 +56,8 @@ def forward(work: RankWork) -> tuple[Stage, ...]:
 
 
 def backward(work: RankWork) -> tuple[Stage, ...]:
-    """The backward pass: rows that read the buffer come first, so that what goes back travels
-    under the others."""
+    """Return the backward pass: rows that read the buffer run first, so that their gradients are
+    sent while other rows run."""
     buffer = f"{'remake' if work.mostly_copies else 'take'} the buffer of {work.size} keys"
     keys = f"send gradients of keys: {_to(work.incoming)}; receive {_from(work.outgoing)}"
     return (

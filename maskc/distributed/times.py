@@ -28,7 +28,7 @@ _CALL = 0.02
 _MOST_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
 _NEAR = 0.98
-"""Ranks with such a share of the slowest one's time may be the slowest."""
+"""Ranks with at least this share of the slowest predicted time are predicted exactly."""
 _LAUNCH = 0.004
 """Milliseconds of a small copy."""
 _MOST_PAIRS = 64
@@ -126,7 +126,8 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
 
 
 def _until_both_are_done(layer: LayerPlan, travel: np.ndarray) -> np.ndarray:
-    """A message ends when the busier one of its ranks has all of its own, and so does the wait."""
+    """Return when messages end: each ends when the busier of its two ranks has finished all of its
+    messages."""
     ends = travel.copy()
     for rank in range(len(travel)):
         for sender in {transfer.sender for transfer in layer.receives(rank)}:
