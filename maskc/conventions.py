@@ -47,9 +47,9 @@ class Restriction(NamedTuple):
 
 
 def restricted(mask: Mask, to: Restriction) -> Mask:
-    """The mask and what keywords leave of it, made once.
+    """Return the mask intersected with the masks of keywords; cached.
 
-    Equal masks share it, except where they capture arrays: somebody may write into those of one.
+    Equal masks share the result, unless they capture arrays, which may be written later.
     """
     if not getattr(mask, "captures", False):
         return _shared(mask, to)
@@ -98,7 +98,7 @@ class Keywords(NamedTuple):
         return None if usual else cls(**own_keywords)
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
-        """Refuse grouped heads where they were forbidden.
+        """Raise an error for grouped heads with enable_gqa=False.
 
         Raises:
             BadOption.
@@ -210,8 +210,7 @@ def _array(ends: Any) -> Any:
 
 
 def _check_ends(name: str, ends: Any, tokens: int) -> None:
-    """Refuse what are no cumulative lengths. Nothing waits for values on a GPU, and a compiler has
-    none.
+    """Check cumulative lengths. Values on a GPU are not read, and not in a compiled graph.
 
     Raises:
         DataShape, DataType: they are no vector of integers (MC303, MC304).
@@ -341,7 +340,7 @@ _OF_MASKS = ("attn_mask", "attn_bias", "block_mask", "mask_mod")
 
 
 def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
-    """The mistake of a call whose mask is none, with a hint for what stands in its place.
+    """Return the error for a call without a mask, with a hint for the value in its place.
 
     Args:
         mask: what the call passes as its mask.

@@ -89,7 +89,7 @@ def _attention(
     query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float | None,
     enable_gqa: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    """The call without keywords that only say what is returned."""
+    """Run the call without the keywords that only select results."""
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
         mask = mask_of_block_mask(block_mask)
@@ -141,7 +141,7 @@ def _traced(call: tuple[Any, ...]) -> Any:
 
 
 def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None, float, float]:
-    """A score_mod as (soft-cap, factor, shift), or as a formula where these do not say it.
+    """Convert a score_mod to (soft-cap, factor, shift), or to a formula if these are not enough.
 
     Args:
         query: [B, Hq, Nq, D], of any content.
@@ -161,7 +161,7 @@ def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None
 
 
 def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
-    """Refuse grouped heads that were not asked for.
+    """Raise an error for grouped heads without enable_gqa.
 
     Raises:
         BadOption.

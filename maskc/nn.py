@@ -179,9 +179,9 @@ def _shown(number: Any) -> str:
 class SplashAttention(torch.nn.Module):
     """alpha-entmax over the k best keys of each query: SplashAttention.
 
-    Every head of every query keeps its `k_keep` best keys among those that it may see, and entmax
-    gives weight to some of these. If entmax over all of them would give weight to at most
-    `k_keep` keys, the result is that of entmax without a selection.
+    Every head of every query keeps its `k_keep` best keys, and entmax gives weight to some of
+    these. If entmax over all keys would give weight to at most `k_keep` of them, the result equals
+    entmax without a selection.
 
     After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); entmax is that of
     Peters, Niculae and Martins (2019).

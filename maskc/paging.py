@@ -1,9 +1,9 @@
 """Attention of sequences whose keys and values lie in pages of a pool: `mc.paged`.
 
-A plan says where the tokens of one step stand and in which pages their keys lie; all layers of the
+A plan holds the positions of the tokens of one step, and the pages of their keys; all layers of the
 step share it. One launch makes it on the GPU that holds the page table, NumPy makes it on a CPU.
-Kernels work on *blocks* of queries: the queries of a sequence are cut into blocks of one size.
-Blocks are the sequences of a launch, and each brings its positions.
+Kernels work on *blocks* of queries: the queries of a sequence are divided into blocks of one size.
+    In a launch, blocks are the sequences, each with its own positions.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def paged(
     head_dim_v: int | None = None, dtype: object = None, layout: str = "NHD",
     score: Score | None = None, target: str | None = None, pool_dtype: object = None,
 ) -> PagedAttention:  # fmt: skip
-    """Compile a mask for keys and values that lie in pages of a pool.
+    """Compile a mask for a paged KV cache: keys and values in pages of a pool.
 
-    The mask is read in each sequence's own positions, from 0 on; the queries of a call are the
-    sequence's last tokens. On Hopper kernels load the rows of a tile from the pages where they lie.
-    Other targets copy the pages of a call first, which takes time and memory.
+    The mask counts positions in each sequence from 0; the queries of a call are the last tokens of
+    the sequence. Kernels for Hopper, and for Ampere and later cards, read pages in place. Other
+    targets copy the pages of a call first, which takes time and memory.
 
     Args:
         mask: documents, flags, intervals, positions and trees have an entry per token of a
@@ -106,7 +106,7 @@ def paged(
 
     Raises:
         BadPages: an argument is out of range (MC464).
-        NotPaged: the mask or the formula cannot be read in positions (MC466).
+        NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
         MaskcError: as Mask.compile.
     """
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
@@ -169,7 +169,7 @@ class PagedAttention:
 
     @property
     def loads_pages(self) -> bool:
-        """Whether kernels load pages where they lie; otherwise calls copy them first."""
+        """Whether kernels load pages in place; otherwise calls copy them first."""
         return self.attn.bundle.problem.page_size > 0
 
     def plan(
@@ -225,9 +225,9 @@ class PagedAttention:
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
             k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
                 fp32 [1] or [n_kv_heads]; 1 when None.
-            deterministic: the results of a sequence have the same bits whichever other sequences
-                are in the call. The number of keys alone then decides how they are split, which
-                takes longer where a call has few of them.
+            deterministic: make results batch-invariant: bitwise independent of the other sequences
+                in the call. Splits then depend on the number of keys only, which takes longer for
+                calls with few sequences.
             **tables: tables and parameters of the score formula.
 
         Returns:
@@ -235,7 +235,7 @@ class PagedAttention:
             log. A query without a key has out 0 and lse -inf, or its sink logit.
 
         Raises:
-            BadPages: a tensor has another shape than the plan says (MC464).
+            BadPages: the shape of a tensor does not fit the plan (MC464).
             MaskcError: as CompiledMask.
         """
         heads = self.heads[0]
@@ -353,7 +353,7 @@ class PagedAttention:
         return rows.write(self._kernels_on(k, "k"))
 
     def _slots(self, plan: PagedPlan | None, slots: Any, k: Any, rotary: Any) -> tuple[Any, int]:
-        """Return where new rows go, and how many there are.
+        """Return the slots of new rows, and their number.
 
         Raises:
             BadPages: neither a plan nor slots, or both; or slots that do not fit k.
@@ -508,10 +508,10 @@ class _Given(NamedTuple):
 
 
 class PagedPlan:
-    """The tokens of one step, and the pages of their keys; `PagedAttention.plan` makes it.
+    """The tokens of one step, and the pages of their keys; `PagedAttention.plan` returns one.
 
-    A CUDA graph may hold `update` and the runs behind it: it then reads what the arrays of the
-    update hold whenever it is replayed.
+    A CUDA graph may contain `update` and the runs after it. Each replay then reads the current
+    content of the arrays passed to `update`.
     """
 
     def __init__(

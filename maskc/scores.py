@@ -382,8 +382,8 @@ def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Scor
 
 @_once
 def forget_gate(name: str = "log_forget") -> Score:
-    """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): what lies behind is
-    forgotten at a rate that the data set (Lin et al., Forgetting Transformer, 2025).
+    """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): earlier keys are
+    forgotten at a rate that depends on data (Lin et al., Forgetting Transformer, 2025).
 
     Queries and keys are the same tokens, and a causal mask goes with it.
 

@@ -48,7 +48,7 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
 
 
 def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
-    """Whether no block of this shape is partial at n_q = n_kv, as far as can be proved.
+    """Whether it is proved that no block of this shape is partial at n_q = n_kv.
 
     Tables may be read where their own blocks lie inside these; other data makes it False.
     """

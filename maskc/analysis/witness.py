@@ -24,10 +24,10 @@ from maskc.ir.sets import TooHard, Universe, budget, convex_parts
 _LARGEST = 1 << 31
 """A magnitude that no element reaches, because arrays hold 32-bit integers."""
 _MOST_VALUES = 64
-"""Captured arrays of at most so many elements take part with their values; larger ones may hold
-any."""
+"""Captured arrays of at most this many elements are used with their values; larger ones may have
+any values."""
 _MOST_CELLS = 10
-"""The most elements that may be read at one pair; with more, isl is not asked."""
+"""Limit on the elements read at one pair; with more, isl is not used."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class CandidatePair:
     cells: Mapping[str, Mapping[tuple[int, ...], int]]
     """The values of elements, by array and index."""
     paired: bool
-    """Whether queries and keys have documents of their own, instead of one array of all tokens."""
+    """Whether queries and keys have separate documents, instead of one array for all tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Two formulas of one head, and what is known of lengths, parameters and arrays."""
+    """Two formulas of one head, with known lengths, parameters and arrays."""
 
     left: Expr
     right: Expr
@@ -94,13 +94,13 @@ def _least(
 
 @lru_cache(maxsize=1 << 8)
 def proved(question: Question) -> bool:
-    """Whether no lengths, parameters and data tell the formulas apart."""
+    """Whether it is proved that the formulas are equal for all lengths, parameters and data."""
     spaces = [_Space(question, dict(question.params), *way) for way in _ways(question)]
     return all(space.fits and space.empty() for space in spaces)
 
 
 def _ways(question: Question) -> list[tuple[bool, bool | None]]:
-    """All ways that a call may be made.
+    """Return the kinds of calls to consider.
 
     Returns:
         Pairs: whether documents of queries and of keys are a pair, which they are only where

@@ -29,7 +29,7 @@ else:  # click had one class for all before 8.3
 Command = Callable[..., Any]
 
 LENGTH = 4096
-"""Queries and keys where nothing says how many."""
+"""Default number of queries and keys."""
 
 
 def _names_and_files(
@@ -161,13 +161,13 @@ class KernelOptions:
         )  # fmt: skip
 
     def heads_for(self, mask: Mask) -> int | None:
-        """Query heads where they matter: as asked, as the mask is written, or 8."""
+        """Return the query heads: the requested number, the number of the mask, or 8."""
         from maskc.ir.heads import written_heads
 
         return self.heads or written_heads(mask)
 
     def target_for(self, mask: Mask) -> Target:
-        """The target asked for, or this machine's, or what stands in for it.
+        """Return the requested target, or the best of this machine.
 
         Raises:
             UsageMistake: several were asked for.
@@ -188,7 +188,7 @@ class KernelOptions:
 
 
 def single(targets: tuple[str, ...]) -> str | None:
-    """The target asked for, None if none was.
+    """Return the requested target, None if there is none.
 
     Raises:
         UsageMistake: several were asked for.
@@ -328,7 +328,7 @@ def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[
     """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
     Args:
-        fallback: queries and keys where nothing says how many; None leaves that to the command.
+        fallback: default number of queries and keys; None leaves the choice to the command.
         also: names of arrays that the command reads besides those of the mask.
     """
 

@@ -73,7 +73,7 @@ if __name__ == "__main__":
 @click.argument("file", default="my_mask.py", type=FilePath())
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(file: str, force: bool) -> None:
-    """Write FILE with a mask to change, and say what to run next. FILE is my_mask.py by default.
+    """Write an example pattern to FILE, and print what to run next. FILE is my_mask.py by default.
 
     The pattern has the name of the file.
     """

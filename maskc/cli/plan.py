@@ -1,4 +1,4 @@
-"""maskc plan: how ranks share a sequence, who sends what to whom, and what that takes."""
+"""maskc plan: how ranks share a sequence, their messages, and predicted times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""maskc report: one page about a mask, for people who decide whether to use it."""
+"""maskc report: one page about a mask."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from maskc.lab.report.sections import Measurement
 
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
-"""Lengths that are timed where nothing says which, by target."""
+"""Default lengths to time, by target."""
 _OTHER = (1024, 4096, 16384)
 _CHECKED = 2
 """The first ones are checked where nothing is timed."""

@@ -196,7 +196,8 @@ def _write(report: Report) -> None:
 
 
 def _seen(report: Report) -> Iterator[str]:
-    """The length from which the mask is one of its own, and what was not reached."""
+    """Return the length that exceeds all constants of the mask, and the constants that were not
+    reached."""
     rows = report["seen"]
     for plain in ("causal", "full"):
         other = [row["case"] for row in rows if row["looks"] not in (plain, "full")]

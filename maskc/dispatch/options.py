@@ -1,4 +1,4 @@
-"""The options of a call: how they are read, and which features they ask for."""
+"""Read the options of a call, and derive the features that they need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PlanOptions(NamedTuple):
     pages: Pages | None = None
     """Layout of keys and values in pages; None if tokens lie one after another."""
     accumulates: bool = False
-    """Whether results are joined with those over other keys, which lie where they go."""
+    """Whether results are merged with results over other keys, which are already in the output."""
 
     @property
     def direction(self) -> Direction:
@@ -101,7 +101,7 @@ def alpha_less_1(normalizer: str, alpha: Any) -> float:
 
 
 def sinks_beside_entmax() -> BadOption:
-    """The error where sink logits are given with entmax."""
+    """Return the error for sink logits with entmax."""
     wanted = "left out with normalizer='entmax', which has no denominator"
     return BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
 

@@ -31,9 +31,9 @@ from maskc.dispatch.call import Pass
 from maskc.layout.work.tile_counts import Adders
 
 _FEW_PAIRS = 1 << 14
-"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
-find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
-is no longer what errors of dq and dk come from."""
+"""Limit on queries times keys, of all heads and sequences, up to which a backward pass sums over
+all pairs to compute delta: 25 us if one block has all of them. From about thirty rows on, the
+rounding of `out` no longer dominates the errors of dq and dk."""
 
 _UNEVEN = 4
 """Rows with more than this many times the mean number of tiles are long. `separate_dq` never cuts
@@ -220,7 +220,7 @@ def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates:
 
 
 def _why_not_separate_dq(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
-    """Why dq is not made in a launch of its own; empty if it may be."""
+    """Return why dq cannot be computed in a separate launch; empty if it can."""
     tally, adders = facts.tally, facts.adders
     if wanted.features & OF_HEADS:
         return "its kernel lacks gradients of slopes and sink logits"
@@ -346,7 +346,7 @@ class Launched(NamedTuple):
 
 
 ANY_HEADS = 32
-"""Heads that share a launch, where the number of sequences may not decide."""
+"""Heads assumed to share a launch if the choice must not depend on the batch."""
 
 
 def in_parts(

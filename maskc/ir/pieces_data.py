@@ -1,4 +1,4 @@
-"""Pieces that data decide: the alternatives of a formula, told apart by the arrays they read."""
+"""Pieces that depend on data: the alternatives of a formula, grouped by the arrays they read."""
 
 from __future__ import annotations
 

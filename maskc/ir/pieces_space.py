@@ -28,7 +28,7 @@ _OPERATIONS = 60_000
 """isl's budget for one question: about .06 s."""
 
 _PATIENCE = 3
-"""Questions that may be too hard before no more are asked."""
+"""Number of questions that may fail by budget before later ones are skipped."""
 
 _Answer = TypeVar("_Answer")
 
@@ -48,7 +48,7 @@ class Space:
         self._patience = _PATIENCE
 
     def ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """The answer, or `otherwise` where it is too hard or too many questions were."""
+        """Return the answer, or `otherwise` if it is too hard or too many questions were."""
         if not self._patience:
             return otherwise
         try:

@@ -80,9 +80,9 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
     """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
     They come in ascending order of their stride, and those over the keys of one residue come last.
-    A piece is regrouped by the largest stride that divides all its distances, if it is proved that
-    nothing else decides; pieces that read data never are. If a mask uses q - k instead of
-    distances, that holds only at lengths whose difference the stride divides. A mask without such
+    A piece is regrouped by the largest stride that divides all its distances, if it provably
+    depends on distances only. Pieces that read data are never regrouped. If a mask uses q - k
+    instead of distances, the stride must divide the difference of the lengths. A mask without such
     pieces is one part, `ir` itself.
 
     Args:
@@ -239,7 +239,7 @@ def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
 
 
 def _may_shift(piece: Piece) -> bool:
-    """Whether nothing says at once that a piece knows more than distances."""
+    """Whether a quick test does not rule out that a piece depends on distances only."""
     match piece.detail:
         case Lattice(difference=difference):
             return difference is not None
@@ -286,8 +286,8 @@ class _Line:
         self.counts = self.line.set(E.conj(*(E.ge(E.Param(n, 0), E.ZERO) for n in names)))
 
     def _kept(self, keep: Expr) -> isl.Set:
-        """The distances that the formula keeps, if nothing but they decide: what it says of the
-        first key or the first query, at the least lengths that have the distance."""
+        """Return the distances that the formula keeps, assuming that it depends on nothing else:
+        evaluated for the first key or query, at the smallest lengths with that distance."""
         beyond, before = E.add(_D, E.const(1)), E.sub(E.const(1), _D)
         ahead: dict[Expr, Expr] = {E.Q: _D, E.K: E.ZERO, E.N_Q: beyond, E.N_KV: beyond}
         behind: dict[Expr, Expr] = {

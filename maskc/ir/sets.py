@@ -1,7 +1,7 @@
 """Formulas as integer sets: the only place where formulas meet isl.
 
-Two names for what isl cannot know: an upper bound takes every comparison that reads a data array
-as true, a lower bound as false; without data both are the mask itself.
+Data are unknown to isl. An upper bound takes every comparison that reads a data array as true, a
+lower bound takes it as false. Without data both are the mask itself.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Universe:
         """The points where the formula holds.
 
         Args:
-            opaque: what comparisons that read data arrays count as; None refuses them.
+            opaque: truth value of comparisons that read data arrays; None raises an error for them.
         """
         match formula:
             case E.Truth(value):

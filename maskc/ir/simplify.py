@@ -1,4 +1,4 @@
-"""Drops what the rest of a formula already says, by proof.
+"""Drop terms that the rest of a formula implies, by proof.
 
 `causal() & window(255)` and `window(255)` end up as the same formula. Terms are tried in their
 normal order, so the result depends on the formula only. If isl's budget ends, the formula
@@ -90,7 +90,7 @@ class _Simplifier:
         return context.set().is_subset(self.universe.set(formula, opaque=False))
 
     def run(self, formula: Expr, context: _Context) -> Expr:
-        """The formula as it may be written where `context` is known to hold."""
+        """Return a simpler formula that is equal wherever `context` holds."""
         match formula:
             case E.All(terms):
                 return self._all(list(terms), context)

@@ -1,7 +1,7 @@
-"""Other ways to compute what a mask computes, for `maskc bench` and for `benchmarks/`.
+"""Other implementations of attention with a mask, for `maskc bench` and `benchmarks/`.
 
-A Contender is one of them with its inputs. Those that RIVALS names need no more than PyTorch, and
-cuDNN's frontend for its flex attention.
+A Contender is one of them with its inputs. The ones in RIVALS need only PyTorch, and cuDNN's
+frontend for its flex attention.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def differentiated(
 
 
 def gradient_of(call: Callable[..., Any], tensors: CaseTensors) -> Callable[[Any], tuple[Any, ...]]:
-    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
+    """Return only the backward pass of call(q, k, v); its forward pass runs once, on first use."""
     import torch
 
     @cache
@@ -169,7 +169,7 @@ def tokens_first(
 def make_rival(
     name: str, case: Case, tensors: CaseTensors, pairs: CasePairs | None, table: Any, backward: bool
 ) -> Contender:
-    """One of RIVALS on the same tensors; one without a backward pass has none.
+    """Make one of RIVALS on the same tensors, without a backward pass if it has none.
 
     Args:
         pairs: None if keys are chosen at run time.
@@ -419,7 +419,7 @@ def cudnn_flex(case: Case, tensors: CaseTensors, pairs: CasePairs, backward: boo
     """cuDNN's flex attention, by intervals of keys, on tensors of its own order.
 
     Raises:
-        Unavailable: it is not installed, or does not take such a mask.
+        Unavailable: it is not installed, or does not support such a mask.
     """
     if not cudnn_installed():
         raise Missing("not installed: pip install nvidia-cudnn-frontend")

@@ -1,4 +1,4 @@
-"""One mask timed over a range of lengths: how time and memory grow, and where it begins to win."""
+"""Time one mask over a range of lengths: growth of time and memory, and crossovers with rivals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _joined(notes: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The length from which a mask is faster than a rival, as it was measured."""
+    """The measured length from which a mask is faster than a rival."""
 
     rival: str
     below: int | None
@@ -103,8 +103,8 @@ class Growth:
     exponents: dict[str, float]
     """The b of ms = a * N ** b of each implementation, by least squares of logarithms."""
     pairs_exponent: float | None
-    """The exponent of the exact count of live pairs: what the exponent of time would be without
-    anything else that takes time."""
+    """The exponent of the exact count of live pairs: the exponent of time if only pairs took
+    time."""
     order: str
     """The order of the count's closed form, as O(N*w); empty if there is none."""
     degree: int | None

@@ -107,9 +107,9 @@ def row(
 
 
 def axes_given(mask: Mask, data: Mapping[str, object]) -> tuple[int, int]:
-    """The sequences and heads that arrays and scores of a question tell apart.
+    """Return the numbers of sequences and heads that differ in arrays and scores.
 
-    An array counts whether or not the set depends on it; a number is 1 where no array has such a
+    Every array counts, even if the set does not depend on it. A number is 1 if no array has the
     dimension.
     """
     nodes = list(N.walk(mask))
@@ -275,7 +275,7 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
 
 
 def _heads_told(node: N.Node, data: Arrays, scores: Rankings) -> Iterator[int]:
-    """The heads that the arrays and scores of a node tell apart."""
+    """Return the number of heads that differ in the arrays and scores of a node."""
     yield from (leading(decl)[1] for decl in _captured(node))
     yield from (count for _, count in _heads_of_data(node, data))
     if isinstance(node, N.TopK) and node in scores and node.share != "all":
@@ -337,7 +337,7 @@ def _scope(n_q: int, n_kv: int, params: set[str], data: Mapping[str, object]) ->
 
 
 def _parameter(name: str, value: Any) -> int:
-    """A parameter's value: what a literal in its place may be.
+    """Return the value of a parameter, with the limits of a literal.
 
     Raises:
         DataType, DataRange: no integer, or not in 0..2^30.

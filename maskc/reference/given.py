@@ -112,7 +112,7 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
 
 
 def parts(value: Read) -> tuple[Read, ...]:
-    """The two of a pair; the one thing where it is none."""
+    """Return both items of a pair; a single item otherwise."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -239,7 +239,7 @@ def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.n
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
-    """The tokens that the queries, or the keys, are, int64 [count]: the last ones of all, or the
+    """Return the tokens of the queries, or of the keys, int64 [count]: the last ones of all, or the
     first."""
     return np.arange(count) + (0 if decl.from_start else of - count)
 
@@ -285,7 +285,7 @@ def ancestors(
         tokens: of the rows; all of them when None.
 
     Raises:
-        DataRange: the parents are no forest (MC305).
+        DataRange: the parents do not form a forest (MC305).
     """
     parent = vector(name, np.asarray(parents.array), length)
     rows = range(length) if tokens is None else tokens.tolist()

@@ -23,7 +23,7 @@ TENSORS = ("q", "k", "index_q", "index_k", "index_w")
 
 
 def needs(mask: N.TopK) -> tuple[str, ...]:
-    """The tensors that its own score is made of; none where the call brings the scores."""
+    """The tensors from which its score is computed; empty if the call passes the scores."""
     return {"indexer": TENSORS[2:], "given": ()}.get(mask.score, TENSORS[:2])
 
 

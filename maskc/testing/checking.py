@@ -1,4 +1,4 @@
-"""One mask under test: its kernels, where they run, and what random cases show."""
+"""Test one mask: its kernels, where they run, and the outcome of random cases."""
 
 from __future__ import annotations
 

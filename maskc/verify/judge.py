@@ -42,7 +42,7 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Everything attention gives for some query rows; None if it was not asked for."""
+    """Results of attention for some query rows; None for results that were not requested."""
 
     out: Array
     """[B, Hq, rows, Dv]."""
@@ -55,7 +55,7 @@ class Results:
     dv: Array | None = None
     """[B, Hkv, Nkv, Dv]."""
     slide: Array | None = None
-    """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
+    """[B, Hq, rows, D]: decrease of dq if dout . out grows by 1."""
     slide_keys: Callable[[Array], Array] | None = None
     """Change of dk [B, Hkv, Nkv, D] if dout . out grows by this much [B, Hq, rows]."""
 
@@ -69,8 +69,8 @@ class CaseVerdict:
 
 
 def sample_rows(n_q: int, n_kv: int) -> np.ndarray:
-    """Draw int64 [rows], query rows to check, ascending: all of a short call, else ends, tile ends
-    and random ones."""
+    """Draw int64 [rows], ascending query rows to check: all rows of a short call, otherwise ends,
+    tile boundaries and random rows."""
     most = int(np.clip((1 << 23) // max(n_kv, 1), 64, 256))
     if n_q <= most:
         return np.arange(n_q)

@@ -26,7 +26,8 @@ _BURST = 4
 _LONGEST_LEAD = 4e-3
 """Seconds a GPU is kept waiting for a burst's launches, at most."""
 _MARGIN = 3.0
-"""Times what the host needed for a burst that the GPU waits: a host may be slower the next time."""
+"""The GPU waits this many times as long as the host needed for a burst, because the host may be
+slower the next time."""
 _SLOW = 100.0
 """From this many milliseconds per call, the time of the host is negligible."""
 _CYCLES = 2e9
@@ -114,7 +115,8 @@ def _cuda_burst(rival: Timed, calls: int) -> float:
 
 
 def _lead(rival: Timed, once: float) -> float:
-    """Seconds to hold the GPU back: what the host needs for a burst beyond one kernel's time.
+    """Return the seconds to hold back the GPU: the host's time for a burst, minus the time of one
+    kernel.
 
     Args:
         once: milliseconds of a call on the GPU.

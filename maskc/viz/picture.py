@@ -61,7 +61,7 @@ class Raster:
     pairs: np.ndarray
     """int64 [rows, columns]: all pairs of each entry; the last ones have fewer."""
     step: int = 1
-    """With 1 `live` is exact; with more, partial tiles are known from one query in so many."""
+    """1 if `live` is exact; otherwise partial tiles are estimated from one query in this many."""
 
     @staticmethod
     def of_elements(kept: np.ndarray) -> Raster:

@@ -1,4 +1,4 @@
-"""The lengths at which a mask is drawn where nobody says which: those at which it has its shape."""
+"""Default lengths for drawing a mask: long enough to show its shape."""
 
 from __future__ import annotations
 

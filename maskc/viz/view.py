@@ -1,7 +1,7 @@
-"""A mask through a window: some queries, some keys, one head, everything bound but q and k.
+"""A view of a mask: some queries, some keys, one head, with everything bound except q and k.
 
-The window has coordinates of its own, so a range of a million-token mask is a small mask whose
-formula has q + q0 for q and k + k0 for k. Whatever asks about it stays exact.
+The view has its own coordinates, so a range of a million-token mask is a small mask with q + q0 for
+q and k + k0 for k in its formula. All questions about it are exact.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Row:
     """Result of one attention layer."""
 
     layer: int
-    """The layer's index; where the module does not know it, how many calls came before."""
+    """The index of the layer; the number of earlier calls if the module has no index."""
     module: str
     """The class of the attention module."""
     mask: Mask
@@ -96,7 +96,7 @@ class Check:
 
 
 def check(model: Any, **inputs: Any) -> Check:
-    """Run a model once with maskc and once with eager attention, and say what each layer ran.
+    """Run a model once with maskc and once with eager attention, and report each layer.
 
     The model's weights, mode and implementation are left as they were. If half precision differs
     by more than rounding usually does, a copy of the model in fp32 decides.

@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def misfit(tensor: Any, shape: tuple[int, int, int, int]) -> str:
-    """Return what keeps a tensor from being a mask of a call; nothing where it is one.
+    """Return why a tensor cannot be the mask of a call; empty if it can.
 
     Args:
         tensor: what the model gave.
@@ -58,8 +58,8 @@ def parts_of(tensor: Any) -> Parts:
 
     On a CPU the tensor is read, once for all layers that get it: everything, causal masks, keys
     that all queries see and one run of keys for each query are recognised. On a GPU, and in a graph
-    of torch.compile, nothing is read by the host: what a dimension of 1 says is used, all else are
-    tables on the device, and numbers are always added.
+        of torch.compile, the host reads nothing: dimensions of size 1 are used, everything else
+        becomes a table on the device, and numbers are always added to scores.
     """
     import torch
 

@@ -42,7 +42,7 @@ _FEW = 6
 """Ends of a row that are sorted by comparisons of two."""
 
 _MOST_CODES = 16
-"""Truth values that are told apart by a table; more are sorted."""
+"""Up to this many truth values are looked up in a table; more are sorted."""
 
 
 class NoStretches(Exception):

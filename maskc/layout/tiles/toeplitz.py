@@ -1,7 +1,7 @@
-"""Masks that depend on k - q alone: a table over the difference decides every tile at once.
+"""Masks that depend on k - q only: a table over the difference classifies all tiles at once.
 
-A tile meets all differences between two bounds, each at least once, so a prefix sum over the table
-says whether none, some or all of them are live. Tile rows repeat one list of tiles, shifted.
+A tile contains all differences between two bounds, so a prefix sum over the table shows whether
+none, some or all of them are live. Tile rows repeat one list of tiles, shifted.
 """
 
 from __future__ import annotations

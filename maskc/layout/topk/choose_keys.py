@@ -1,4 +1,4 @@
-"""Run-time selection in NumPy: exact, whatever the scores hold.
+"""Run-time selection in NumPy: exact for any scores.
 
 Scores are fp32, as are the means over the pairs of a block; equal ones go to the lower index. NaN
 ranks below every number, -inf included, and among NaN the lower index wins.

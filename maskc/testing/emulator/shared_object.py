@@ -1,5 +1,5 @@
-"""Libraries that tests compile from text, kept by their content: what several tests, processes and
-runs ask for is compiled once."""
+"""Libraries compiled from text and cached by content, so that tests, processes and runs share
+them."""
 
 from __future__ import annotations
 
