@@ -94,8 +94,8 @@ class Keywords(NamedTuple):
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
         """Take them out of the keywords of a call; None if all have their defaults."""
         own_keywords = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
-        usual = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
-        return None if usual else cls(**own_keywords)
+        all_default = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
+        return None if all_default else cls(**own_keywords)
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
         """Raise an error for grouped heads with enable_gqa=False.

@@ -164,8 +164,8 @@ def _with_rows(x: Any) -> Any:
     rows."""
     if hasattr(x, "stride"):
         return x if x.is_sparse or x.stride(-1) == 1 else x.contiguous()
-    apart = x.strides is not None and x.strides[-1] != x.itemsize
-    return _library(x).ascontiguousarray(x) if apart else x
+    is_strided = x.strides is not None and x.strides[-1] != x.itemsize
+    return _library(x).ascontiguousarray(x) if is_strided else x
 
 
 def _common(

@@ -37,11 +37,11 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
             seen = mask_set(veiled(keep), opaque=True, params=E.params(keep))
             keys = isl.Map.from_domain(seen.lower_bound_val(isl.dim_type.set, 1, isl.Val(beyond)))
             keys = keys.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
-            apart = keys.reverse().apply_range(keys).deltas()
-            apart = apart.project_out(isl.dim_type.param, 0, apart.dim(isl.dim_type.param))
-            if apart.is_empty():
+            deltas = keys.reverse().apply_range(keys).deltas()
+            deltas = deltas.project_out(isl.dim_type.param, 0, deltas.dim(isl.dim_type.param))
+            if deltas.is_empty():
                 return 0
-            most = greatest(apart, 0)
+            most = greatest(deltas, 0)
             return int(most.to_str()) + 1 if most.is_int() else None
     except TooHard:
         return None

@@ -197,8 +197,8 @@ class _Space:
                     (E.add(index[0], ahead) if name == decl.arrays[0] else index[0],)
                     for name, index in (a, b)
                 )
-        apart = (E.ne(x, y) for x, y in zip(first, second, strict=True))
-        return E.disj(E.eq(one, other), *apart)
+        unequal = (E.ne(x, y) for x, y in zip(first, second, strict=True))
+        return E.disj(E.eq(one, other), *unequal)
 
     def _trees(self) -> Iterator[Expr]:
         """The conditions on a tree's elements of one query and one key.
@@ -213,9 +213,9 @@ class _Space:
             if tin and of_q:
                 (entered, (query,)), (key_entered, (key,)) = of_q, tin
                 ahead = E.ZERO if decl.from_start else self._read(E.sub(E.N_KV, E.N_Q))
-                apart = E.ne(E.add(query, ahead), key)
+                unequal = E.ne(E.add(query, ahead), key)
                 same = E.eq(entered, key_entered)
-                yield E.disj(E.conj(apart, E.negate(same)), E.conj(E.negate(apart), same))
+                yield E.disj(E.conj(unequal, E.negate(same)), E.conj(E.negate(unequal), same))
 
     # -------------------------------------------------------------- points
 

@@ -73,14 +73,14 @@ class Arrays:
 
 
 def read_all(
-    texts: Sequence[str], entries: Sequence[MaskEntry], also: Collection[str] = ()
+    texts: Sequence[str], entries: Sequence[MaskEntry], extra: Collection[str] = ()
 ) -> dict[str, object]:
     """Read the arrays of all --data options.
 
     Args:
         texts: NAME=FILE each.
         entries: the masks; every name must be that of data of one of them.
-        also: further names that a command takes.
+        extra: further names that a command takes.
 
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
@@ -88,7 +88,7 @@ def read_all(
     from maskc.dsl.nodes import data_of_calls
 
     declared = {decl.name: decl for entry in entries for decl in data_of_calls(entry.mask)}
-    known = sorted({*also, *(name for entry in entries for name in names(entry))})
+    known = sorted({*extra, *(name for entry in entries for name in names(entry))})
     given: dict[str, object] = {}
     for text in texts:
         name, equals, source = (part.strip() for part in text.partition("="))

@@ -324,12 +324,12 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
-def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+def data_options(fallback: int | None, extra: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
     Args:
         fallback: default number of queries and keys; None leaves the choice to the command.
-        also: names of arrays that the command reads besides those of the mask.
+        extra: names of arrays that the command reads besides those of the mask.
     """
 
     def decorate(command: Command) -> Command:
@@ -349,7 +349,7 @@ def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 
-            arrays = Arrays(seed, read_all(files, entries, also))
+            arrays = Arrays(seed, read_all(files, entries, extra))
             if n is None and (shape := arrays.shape(entries)) is not None:
                 n, n_kv = shape
             if n is None:

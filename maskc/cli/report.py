@@ -65,7 +65,7 @@ _CHECKED = 2
     "--notes", type=FilePath(dir_okay=False), metavar="FILE",
     help="Markdown with the headings `# Motivation` and `# Discussion`, in your own words.",
 )  # fmt: skip
-@data_options(None, also=("q", "k"))
+@data_options(None, extra=("q", "k"))
 @json_option
 def report(
     entries: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
@@ -244,8 +244,8 @@ def _subject(
     problem = how.asked.problem(entry.mask)
     target = how.asked.target_for(entry.mask)
     asked = (n,) if isinstance(n, int) else n
-    usual = _LENGTHS.get(target.name, _OTHER)
-    lengths = asked if asked else usual if how.repeats else usual[:_CHECKED]
+    default_lengths = _LENGTHS.get(target.name, _OTHER)
+    lengths = asked if asked else default_lengths if how.repeats else default_lengths[:_CHECKED]
     words = _words(entry)
     measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
     made_up = [name for name in names(entry) if name not in arrays.given]

@@ -94,7 +94,7 @@ def _tile(text: str) -> tuple[int, int]:
     help="With --weights: what a cell of several pairs shows.",
 )  # fmt: skip
 @problem_options
-@data_options(None, also=_TENSORS)
+@data_options(None, extra=_TENSORS)
 @json_option
 def visualize(
     entries: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
@@ -246,9 +246,9 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
         for kernel in plan.alternatives
         if kernel.boxes and kernel.direction is plan.direction
     ]
-    also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
-    also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
-    return KernelTiles(plan.target.name, plan.tile, tuple(also))
+    alternatives = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
+    alternatives += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
+    return KernelTiles(plan.target.name, plan.tile, tuple(alternatives))
 
 
 def _draw(pictures: list[Picture]) -> None:
@@ -297,5 +297,5 @@ def _plain(shown: Picture) -> dict[str, Any]:
     return {
         "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
         "range": [span.q0, span.q1, span.k0, span.k1], "kernel": shown.kernel,
-        "kernel_also": list(shown.also), "panels": panels,
+        "kernel_also": list(shown.alternatives), "panels": panels,
     }  # fmt: skip

@@ -135,9 +135,9 @@ def source_name(direction: Direction, form: str) -> str:
     return _NAMES.get((direction, form), first)
 
 
-def step_size(keys: int, usual: int) -> float:
+def step_size(keys: int, default_keys: int) -> float:
     """The time of a forward step over `keys` keys, relative to one over `usual` keys."""
-    return (keys + STEP_KEYS) / (usual + STEP_KEYS)
+    return (keys + STEP_KEYS) / (default_keys + STEP_KEYS)
 
 
 def costs(

@@ -80,8 +80,8 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
 @lru_cache(maxsize=512)
 def _static_parts(body: str) -> tuple[bool, tuple[tuple[str, str], ...]]:
     """Return whether a source includes a static file only once, and the parts of its text."""
-    once = body.startswith(_ONCE)
-    return once, tuple(_parts((body[len(_ONCE) :] if once else body).strip("\n")))
+    has_pragma = body.startswith(_ONCE)
+    return has_pragma, tuple(_parts((body[len(_ONCE) :] if has_pragma else body).strip("\n")))
 
 
 class _Inlining:
@@ -158,8 +158,8 @@ class _Inlining:
         except FileNotFoundError:
             yield line  # the compiler says which file is missing
             return
-        once, parts = _static_parts(body)
-        if once and name in self.files:
+        has_pragma, parts = _static_parts(body)
+        if has_pragma and name in self.files:
             return
         self.files[name] = body
         yield from self.lines(parts, name)

@@ -157,8 +157,8 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     share them, and for further tiles of dq only if columns add to several tiles of a row."""
     parts = 0 if tables.work is None else tables.work.parts
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
-    apart = unit.work is not None and unit.work.apart
-    row = SEPARATE_DQ_FLOATS if apart else unit.row_floats
+    separate_dq = unit.work is not None and unit.work.apart
+    row = SEPARATE_DQ_FLOATS if separate_dq else unit.row_floats
     floats = queries * row + parts * unit.tile.k * unit.key_floats
     return threshold_words(unit, sizes) + floats
 

@@ -227,13 +227,13 @@ def bring(
         buffer: [size, width]; None if the rank receives nothing.
     """
     many = work.many_came
-    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None
+    scattered_rows: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None
     places = dict(many.parts)
     if many.parts:
-        exchange.spread_later(buffer, many.all, apart)
+        exchange.spread_later(buffer, many.all, scattered_rows)
     for peer, pieces in work.incoming:
         if pieces in places:
-            exchange.receive(apart[places[pieces]], peer)
+            exchange.receive(scattered_rows[places[pieces]], peer)
         elif len(pieces) == 1:
             ((place, count),) = pieces.stretches
             exchange.receive(buffer[place : place + count], peer)

@@ -250,8 +250,8 @@ def _listed(block_mask: Any) -> _Blocks:
     shape = (-(-n_q // size[0]), -(-n_kv // size[1]))
     full = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     partial = _dense(block_mask.kv_num_blocks, block_mask.kv_indices, shape)
-    also = np.zeros_like(partial) if full[0] is None else _dense(*full, shape)
-    return _Blocks(partial & ~also, also, size, (n_q, n_kv))  # type: ignore[arg-type]
+    full_blocks = np.zeros_like(partial) if full[0] is None else _dense(*full, shape)
+    return _Blocks(partial & ~full_blocks, full_blocks, size, (n_q, n_kv))  # type: ignore[arg-type]
 
 
 def _dense(counts: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:

@@ -40,8 +40,8 @@ class _Distances:
     def meets(self, other: _Distances) -> bool:
         """Whether the two may share a distance."""
         common = gcd(self.stride, other.stride)
-        apart = self.high < other.low or other.high < self.low
-        return not apart and (self.rest - other.rest) % common == 0
+        disjoint = self.high < other.low or other.high < self.low
+        return not disjoint and (self.rest - other.rest) % common == 0
 
     def without(self, other: _Distances) -> list[_Distances] | None:
         """The distances without another's; None if the rest is not a union of intervals."""

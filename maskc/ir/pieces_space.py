@@ -105,17 +105,17 @@ class Space:
         if points.is_empty():
             return True
         points = self._by_default(points)
-        apart = isl.Map.from_domain_and_range(points, points).deltas()
-        apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-        return apart.is_empty() or greatest(apart, 0).is_int()
+        deltas = isl.Map.from_domain_and_range(points, points).deltas()
+        deltas = deltas.project_out(_PARAM, 0, deltas.dim(_PARAM))
+        return deltas.is_empty() or greatest(deltas, 0).is_int()
 
     def near_diagonal(self, pairs: isl.Set) -> bool:
         """Whether q - k, or position - k, is bounded, whatever the lengths."""
         hull = self._by_default(pairs)
         for offset in ("n_kv - n_q", "0"):
-            apart = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
-            apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-            if apart.is_empty() or (greatest(apart, 0).is_int() and least(apart, 0).is_int()):
+            deltas = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
+            deltas = deltas.project_out(_PARAM, 0, deltas.dim(_PARAM))
+            if deltas.is_empty() or (greatest(deltas, 0).is_int() and least(deltas, 0).is_int()):
                 return True
         return False
 

@@ -234,8 +234,8 @@ def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
     for base in sorted(set(chosen.values()) - {1}):
         mine = [stride for stride in by_stride if chosen[stride] == base]
         group = line.joined([one for stride in mine for one in by_stride[stride]], base)
-        apart = (line.joined(by_stride[stride], stride) for stride in mine)
-        yield from filter(None, [group] if group else apart)
+        single_groups = (line.joined(by_stride[stride], stride) for stride in mine)
+        yield from filter(None, [group] if group else single_groups)
 
 
 def _may_shift(piece: Piece) -> bool:

@@ -174,13 +174,13 @@ def _beside(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
 def _from(share: int, formula: sympy.Expr, pairs: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
     """Return the least N, a multiple of the period, from which the mask has at most 1 / share of
     dense attention's pairs (for share 1: fewer pairs); None if there is none."""
-    apart = sympy.Poly(whole.formula - share * formula, _N)
-    if apart.LC() <= 0:
+    difference = sympy.Poly(whole.formula - share * formula, _N)
+    if difference.LC() <= 0:
         return None
-    last = max(map(sympy.floor, sympy.real_roots(apart)), default=sympy.Integer(0))
+    last = max(map(sympy.floor, sympy.real_roots(difference)), default=sympy.Integer(0))
     step = pairs.period
     n = max(int(last), 0) // step * step
-    while n < 1 or apart.eval(n) < (1 if share == 1 else 0):
+    while n < 1 or difference.eval(n) < (1 if share == 1 else 0):
         n += step
     least = -(-max(pairs.least, whole.least) // step) * step
     if n > least or not pairs.exact:

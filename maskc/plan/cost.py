@@ -74,8 +74,10 @@ def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
     size = 1.0
     other = plan.boxes is not None or plan.problem.names_tile
     if other and plan.direction is Direction.forward:
-        usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
-        size = step_size(plan.tile.k, usual.tile.k)
+        default_schedule = family_of(plan.target).schedule(
+            plan.padded.planned, (), plan.direction, ""
+        )
+        size = step_size(plan.tile.k, default_schedule.tile.k)
     modes = dict(plan.schedule.modes)
     head_dim, tables = plan.padded.head_dim, coefficients.measured(plan.target.name)
     costs = coefficients.costs(tables, plan.direction, plan.form, head_dim, modes, size)

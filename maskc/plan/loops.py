@@ -212,12 +212,12 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     """The loops over tile columns, and how dq is added up."""
     test = "" if main.thresholds else "if (ti, tj) is partial: "
     columns = _upto(at.columns(plan))
-    once = "exclusive_dq" in dict(plan.schedule.modes) and not any(
+    exclusive_dq = "exclusive_dq" in dict(plan.schedule.modes) and not any(
         mask.ir.data for mask in plan.masks
     )
-    if once and at.n_q and at.n_kv:
+    if exclusive_dq and at.n_q and at.n_kv:
         tiles = (layout_at(plan, mask, at.n_q, at.n_kv, at.params) for mask in plan.masks)
-        once = adders_of(tiles).most <= 1
+        exclusive_dq = adders_of(tiles).most <= 1
     yield "delta[q] = dout[q] . out[q]"
     yield _said(f"for each sequence b, key/value head g, tj in {columns}:", "in parallel")
     yield _said("    dk, dv = 0, 0", "of each key of tj")
@@ -226,7 +226,7 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     yield f"        {test}w[q, k] = 0 where not mask(q, k)"
     yield "        ds = scale * w * (dout[b, h, ti] @ V[b, g, tj].T - delta[ti])"
     yield "        dv, dk = dv + w.T @ dout[b, h, ti], dk + ds.T @ Q[b, h, ti]"
-    if once:
+    if exclusive_dq:
         yield _said("        dQ[b, h, ti] = ds @ K[b, g, tj]", "its only tile")
     elif plan.target.language == "c":
         yield _said("        dQ[b, h, ti] += ds @ K[b, g, tj]", "in the order of its tiles")

@@ -253,8 +253,8 @@ class Both:
     ) -> Question:  # fmt: skip
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
-        right_keep, apart = _apart(left, right)
-        decls = {decl.arrays: decl for decl in (*left.data, *apart)}
+        right_keep, right_decls = _apart(left, right)
+        decls = {decl.arrays: decl for decl in (*left.data, *right_decls)}
         n_q, n_kv = sizes or (None, None)
         given = tuple((name, int(x)) for name, x in params.items() if name in self.params)
         inside = [None if fitting == ANY_LENGTH else fitting for fitting in self.lengths]

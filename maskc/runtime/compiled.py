@@ -133,8 +133,8 @@ class CompiledMask:
         """
         targets = [unit.target for unit in bundle.units]
         if target is None:
-            usual = default_target(bundle.problem)
-            target = usual if usual in targets else targets[0]
+            default = default_target(bundle.problem)
+            target = default if default in targets else targets[0]
         unit = bundle.unit(target)
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
@@ -992,8 +992,8 @@ def _planned(
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)
     scalars = None if scale is None and softcap is None else numbers(scale, softcap)
-    usual = alpha is None and normalizer == "softmax"
-    alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
+    is_softmax = alpha is None and normalizer == "softmax"
+    alpha_1 = 0.0 if is_softmax else alpha_less_1(normalizer, alpha)
     exactly = bool(deterministic)
     return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
 

@@ -183,9 +183,9 @@ class CallPlanner:
         Raises:
             MC3xx for data, MC4xx for q, k and v.
         """
-        usual = not (asked.options.alpha_minus_1 or asked.options.nan_safe)
+        is_plain = not (asked.options.alpha_minus_1 or asked.options.nan_safe)
         for bind, always in self._device_readers if on_device else ():
-            bound = bind(asked) if usual or always else None
+            bound = bind(asked) if is_plain or always else None
             if bound is not None:
                 return bound
         return self._on_host_bound(asked)

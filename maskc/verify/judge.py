@@ -223,9 +223,9 @@ def row_error(actual: Array, expected: Array) -> float:
     if 0 in expected.shape:
         return 0.0
     size = _norm(expected)
-    usual = xp.sqrt((size**2).mean(-1))[..., None]
-    usual = xp.where(usual < _VANISHING, expected.shape[-1] ** 0.5, usual)
-    return float((_norm(actual - expected) / xp.maximum(size, usual)).max())
+    typical = xp.sqrt((size**2).mean(-1))[..., None]
+    typical = xp.where(typical < _VANISHING, expected.shape[-1] ** 0.5, typical)
+    return float((_norm(actual - expected) / xp.maximum(size, typical)).max())
 
 
 def _norm(x: Array) -> Array:

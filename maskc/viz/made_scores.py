@@ -56,8 +56,8 @@ def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
     scores = rng.standard_normal((len(q), len(k)), dtype=np.float32)
     scores += (rng.random(len(k)) < 0.02) * np.float32(2)
     scores += np.float32(_TOPIC) * (of_q[:, None] == of_k)
-    apart = np.abs(q[:, None] - k).astype(np.float32)
-    scores -= np.float32(_NEAR) * np.log2(1 + apart) / np.float32(4)
+    distance = np.abs(q[:, None] - k).astype(np.float32)
+    scores -= np.float32(_NEAR) * np.log2(1 + distance) / np.float32(4)
     return scores
 
 

@@ -202,7 +202,7 @@ def _numbers(shown: Picture, panel: Panel) -> list[str]:
     counts = (("full", numbers.full), ("partial", numbers.partial), ("empty", numbers.empty))
     lines = [f"{label:<9} {value}" for label, value in words.facts(numbers)]
     tiles = [words.tiles(shown, numbers).replace("tiles of ", "tiles     ")]
-    tiles += [f"          {note}" for note in shown.also]
+    tiles += [f"          {note}" for note in shown.alternatives]
     tiles += [f"  {label:<7} {value:>9,}" for label, value in counts]
     return lines[:2] + tiles + lines[2:] + [f"          {words.setting(shown)}"]
 

@@ -183,10 +183,10 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass."""
     if problem.dtype is DType.float8_e4m3fn:
         return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
-    usual = _form(problem)
+    default = _form(problem)
     if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
-        usual = _PAIR_FORM
-    return _schedule(problem, _asked(problem, usual) if problem.names_tile else usual)
+        default = _PAIR_FORM
+    return _schedule(problem, _asked(problem, default) if problem.names_tile else default)
 
 
 def _form(problem: Problem) -> _Form:
@@ -207,25 +207,26 @@ def limits(problem: Problem) -> Limits:
     )
 
 
-def _asked(problem: Problem, usual: _Form) -> _Form:
+def _asked(problem: Problem, default: _Form) -> _Form:
     """Return the form that a user requests; without a number of stages, as many as the default form
     has room for.
 
     Raises:
         TileUnsupported: registers or shared memory do not suffice.
     """
-    tile = problem.tile or TileShape(64 * usual.warpgroups, usual.keys)
+    tile = problem.tile or TileShape(64 * default.warpgroups, default.keys)
     groups, dim, most = tile.q // 64, problem.head_dim, TARGETS["sm_90a"].shared_memory
     registers, refused = _ROWS[groups], limits(problem).refused
     needed = problem.head_dim_v // 2 + tile.k // 2 + tile.k // 4 + _SPARE_REGISTERS
     if needed > registers[0]:
         why = f"at head_dim {dim} a thread needs about {needed} registers and has {registers[0]}"
         raise refused(problem, why)
-    alike = (groups, tile.k) == (usual.warpgroups, usual.keys)
+    alike = (groups, tile.k) == (default.warpgroups, default.keys)
     form = replace(
-        usual, warpgroups=groups, keys=tile.k, registers=registers, keep_q=usual.keep_q and alike,
-        pv_wait=usual.pv_wait if alike else 1 if groups > 2 else 2,
-        stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
+        default, warpgroups=groups, keys=tile.k, registers=registers,
+        keep_q=default.keep_q and alike,
+        pv_wait=default.pv_wait if alike else 1 if groups > 2 else 2,
+        stages=problem.stages or max(2, default.stages * default.keys // tile.k),
     )  # fmt: skip
     while (room := _shared(tile, _slabs(problem), form.stages, 1)) > most:
         if problem.stages or form.stages == 2:
@@ -238,10 +239,10 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
 def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
     """Return schedules of a forward pass over boxes of a grid: the default one, then one with fewer
     keys."""
-    usual = _form(problem)
-    sizes = (usual.keys, *(keys for keys in _GRID_KEYS if keys < usual.keys))
-    stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
-    forms = (replace(usual, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
+    default = _form(problem)
+    sizes = (default.keys, *(keys for keys in _GRID_KEYS if keys < default.keys))
+    stages = (round(default.stages * default.keys / keys) for keys in sizes)
+    forms = (replace(default, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
     return tuple(_schedule(problem, form) for form in forms)
 
 
@@ -260,20 +261,20 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * -(-problem.head_dim_v // SLAB) * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 else 0
-    usual = _mode(Grid.items, threads, room[1], form.blocks, "")
+    default_mode = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
         entmax = replace(
-            usual.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
+            default_mode.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
             feature=Feature.entmax,
         )  # fmt: skip
-        usual = Mode((*usual.launches, entmax))
-    modes = [("default", usual)]
+        default_mode = Mode((*default_mode.launches, entmax))
+    modes = [("default", default_mode)]
     if room[2] <= most:
         modes.append(
             ("persistent", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT"))
         )
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
-        modes.append((PACK_GQA, Mode(usual.launches[:1], "PACK_GQA")))
+        modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -321,18 +322,18 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     """
     if problem.names_tile:
         raise limits(problem).refused(problem, "in E4M3 there is one tile for each head dimension")
-    usual = _schedule(problem, form)
+    default = _schedule(problem, form)
     dim, keys = problem.head_dim, form.keys
     room = dim * keys + keys * (dim + 4)  # before and after
     turn = Launch("attention_transpose_v", Grid.tile_columns, 256, room, per_block=keys)
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
-        for name, mode in usual.modes
+        for name, mode in default.modes
         if name != PACK_GQA
     )
-    products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in usual.products)
-    maps = tuple(tensor_map for tensor_map in usual.maps if tensor_map.tensor != "v")
-    return replace(usual, products=products, modes=modes, maps=maps, list_bytes=0)
+    products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in default.products)
+    maps = tuple(tensor_map for tensor_map in default.maps if tensor_map.tensor != "v")
+    return replace(default, products=products, modes=modes, maps=maps, list_bytes=0)
 
 
 # ------------------------------------------------------------------ keys chosen by their scores
