@@ -79,7 +79,7 @@ def backward(work: RankWork) -> tuple[Stage, ...]:
 
 
 def _start(patient: bool = True, alongside: bool = False) -> Stage:
-    text = "start messages" + (" and give them time to begin" if patient else "")
+    text = "start messages" + (" and wait until they begin" if patient else "")
     return Stage(text, lambda on: on.messages.start(patient), alongside, travels=True)
 
 
@@ -106,12 +106,12 @@ def _send_rows(work: RankWork) -> Stage:
 
 
 def _host_rows(work: RankWork, alongside: bool = False) -> Stage:
-    text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
+    text = f"attend rows of other ranks to own keys: {_guests(work)}; send the results back"
     return Stage(text, lambda on: on.host_rows(), alongside, travels=True)
 
 
 def _join_rows(work: RankWork) -> Stage:
-    return Stage(f"put {work.leaving.tokens} rows that left together", lambda on: on.join_rows())
+    return Stage(f"assemble {work.leaving.tokens} moved rows", lambda on: on.join_rows())
 
 
 def _guests(work: RankWork) -> str:
