@@ -13,7 +13,7 @@ from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import outside
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import layout_of, torch_of
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
@@ -98,7 +98,7 @@ def attention(
         enable_gqa: False refuses fewer key heads than query heads; otherwise query heads share key
             heads.
         layout: "bhsd", the default, "bshd" for tensors [B, N, H, D], out included, or "sbhd" for
-            Megatron's [N, B, H, D].
+            Megatron's [N, B, H, D]. "n" may stand for "s".
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
             is_causal and window_size count from the last tokens of each sequence.
@@ -258,9 +258,7 @@ def _by_convention(
         mask = conventions.EVERYTHING
     if not isinstance(mask, Mask):
         raise conventions.without_mask(mask, data)
-    layout = keywords.layout
-    if layout is not None:
-        conventions.check_layout(layout)
+    layout = None if keywords.layout is None else layout_of(keywords.layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
         return _attention(_compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3

@@ -17,7 +17,7 @@ import numpy as np
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import LAYOUTS, in_memory_order, torch_of
+from maskc.core.tensors import in_memory_order, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, flags, intervals
@@ -362,17 +362,6 @@ def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
 
 
 # ------------------------------------------------------------------ layouts of tensors
-
-
-def check_layout(layout: object) -> None:
-    """Refuse what is not a layout.
-
-    Raises:
-        BadOption.
-    """
-    if layout not in LAYOUTS:
-        words = "'bhsd', 'bshd' or 'sbhd'"
-        raise BadOption("layout", words, repr(layout), at="layout")
 
 
 def heads_first(x: Any, name: str, layout: str | None = None) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+from maskc.core.errors import BadOption
 
 Shape = tuple[int, ...]
 
@@ -107,6 +110,24 @@ def order_of(shape: Shape, strides: Shape) -> Shape:
 
 LAYOUTS = ("bhsd", "bshd", "sbhd")
 """Orders of sequences, heads and tokens in the tensors of a call."""
+
+
+def layout_among(layout: object, names: Iterable[str]) -> str | None:
+    """The name with the order that `layout` means, or None. "s" and "n" both stand for tokens."""
+    spelling = layout.replace("n", "s") if isinstance(layout, str) else None
+    return next((name for name in names if name.replace("n", "s") == spelling), None)
+
+
+def layout_of(layout: object) -> str:
+    """Return the name of a layout in LAYOUTS: "bshd" for "bnhd", too.
+
+    Raises:
+        BadOption: `layout` is not a layout.
+    """
+    name = layout_among(layout, LAYOUTS)
+    if name is None:
+        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
+    return name
 
 
 def axes_of(layout: str, rank: int) -> Shape:

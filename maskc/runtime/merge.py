@@ -14,6 +14,7 @@ from maskc.core.tensors import (
     axes_of,
     in_memory_order,
     is_in_memory_order,
+    layout_of,
     layouts_of,
     lse_shape,
 )
@@ -82,8 +83,8 @@ def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str
     Raises:
         PiecesDiffer, BadOption.
     """
-    if layout not in (None, *LAYOUTS):
-        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
+    if layout is not None:
+        layout = layout_of(layout)
     shape = tuple(outs[0].shape)
     wanted = dict.fromkeys(lse_shape(shape, name) for name in ([layout] if layout else LAYOUTS))
     layouts: set[str | None] = set()

@@ -342,6 +342,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     fence_operand(ds);
     (void)slope, (void)dq, (void)staged;
 #else
+    acquire_ds(group);
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
     drop_pairs(kept.p, kept.stay);
@@ -383,6 +384,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     QueryHalf half;
     begin_dq(half, tiles, at, tiles.k_half);
     products_wait<0>();
+    release_ds(group);
     fence_operand(half);
     add_dq<PRODUCT_PIECES>(half, 0.0f, shared, p, step, turn, group);
 #endif
@@ -404,6 +406,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     const i32 thread = threadIdx.x % 128;
     Ring<STAGES> stage;
     Ring<1> staged;
+    release_ds(group);
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
         wait(shared.column_full, filled.phase());

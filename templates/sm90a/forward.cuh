@@ -43,8 +43,8 @@
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    // 1 + index of the part if the row is split along the keys, else 0. It is not kept in a
-    // register: part_in reads it from shared memory when the row is stored.
+    // 1 + index of the part if the row is split along the keys, else 0. Unless STORE_DIRECT, it is
+    // not kept in a register: part_of reads it from shared memory when the row is stored.
     i32 part;
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
 };
@@ -119,7 +119,7 @@ FN void initialize(struct Shared &shared) {
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z)};
+    return {uniform(row.x), uniform(row.y), uniform(row.z), STORE_DIRECT ? uniform(row.w) : 0};
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -253,6 +253,9 @@ FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
+// Whether the next row's q may take the place of this one, as no product reads it again.
+FN bool frees_q(i32 next) { return STORE_DIRECT && next & (FIRST | END); }
+
 // The loop of a consumer warpgroup over the tiles of its work items.
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                 i32 group) {
@@ -299,6 +302,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     products_wait<0>();
     fence_operand(s);
     if (leader) arrive(shared.k_free[0]);
+    if (leader && frees_q(next)) arrive(shared.q_free[0]);
     multiply_scores(s, factors);
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
@@ -321,7 +325,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     bool storing = false;  // the previous row's output is still being stored from the other q slot
 #pragma unroll 1
     while (true) {
-        if (PERSISTENT && storing) {
+        if (PERSISTENT && !STORE_DIRECT && storing) {
             if (leader) {
                 stores_read<0>();
                 arrive(shared.q_free[1 - q_place.at]);
@@ -366,6 +370,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         products_wait<1>();
         fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
+        if (leader && frees_q(next)) arrive(shared.q_free[0]);
         if (PV_WAIT == 0) {
             products_wait<0>();
             fence_operand(weights);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from itertools import count
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -146,17 +145,13 @@ class Driver:
         return (self.status,)
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, *rest):
-        assert (rank, steps, rest) == (4, [1] * 4, ("none", "128B", "256B", "none"))
+        assert (rank, steps, rest) == (4, [1] * 4, (0, 3, 0, 0))
         self.encoded.append((kind, address, tuple(dims), tuple(strides), tuple(box)))
         return 0, Map(bytes([len(self.encoded)]) * 128)
 
-    CUtensorMapDataType = SimpleNamespace(
-        CU_TENSOR_MAP_DATA_TYPE_BFLOAT16="bf16", CU_TENSOR_MAP_DATA_TYPE_FLOAT16="fp16"
-    )
-    CUtensorMapInterleave = SimpleNamespace(CU_TENSOR_MAP_INTERLEAVE_NONE="none")
-    CUtensorMapSwizzle = SimpleNamespace(CU_TENSOR_MAP_SWIZZLE_128B="128B")
-    CUtensorMapL2promotion = SimpleNamespace(CU_TENSOR_MAP_L2_PROMOTION_NONE="256B")
-    CUtensorMapFloatOOBfill = SimpleNamespace(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE="none")
+    CUtensorMapDataType = staticmethod({9: "bf16", 6: "fp16"}.__getitem__)
+    CUtensorMapInterleave = CUtensorMapSwizzle = int
+    CUtensorMapL2promotion = CUtensorMapFloatOOBfill = int
     cuuint32_t = cuuint64_t = int
 
     status = 0

@@ -85,7 +85,7 @@ def test_layout() -> None:
     out, its = mc.attention(q, k, v, mc.causal(), layout="bshd", return_lse=True)
     np.testing.assert_array_equal(out, wanted.swapaxes(1, 2))
     np.testing.assert_array_equal(its, lse)
-    assert mc.attention(q, k, v, mc.causal(), layout="bshd").shape == (2, 70, 4, 24)
+    assert mc.attention(q, k, v, mc.causal(), layout="bnhd").shape == (2, 70, 4, 24)
     np.testing.assert_array_equal(mc.attention(*first, mc.causal(), layout="bhsd"), wanted)
     q, k, v = (x.transpose(1, 0, 2, 3).copy() for x in (q, k, v))  # Megatron's
     out, its = mc.attention(q, k, v, mc.causal(), layout="sbhd", return_lse=True)

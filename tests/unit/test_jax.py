@@ -121,11 +121,13 @@ def test_lengths_that_differ_and_one_sequence_of_keys_for_all():
     check((found, *own), (out, dq, dk.sum(0)[None], dv.sum(0)[None]), 2e-5)
 
 
-def test_layout_with_heads_first():
+@pytest.mark.parametrize("spelling", ["bhnd", "bhsd"])
+def test_layout_with_heads_first(spelling):
     q, k, v, _ = oracle.inputs()
     turned = [x.swapaxes(1, 2) for x in (q, k, v)]
-    found = attention(*turned, MASK, layout="bhnd").swapaxes(1, 2)
-    np.testing.assert_array_equal(found, attention(q, k, v, MASK))
+    out = attention(*turned, MASK, layout=spelling).swapaxes(1, 2)
+    np.testing.assert_array_equal(out, attention(q, k, v, MASK))
+    np.testing.assert_array_equal(out, attention(q, k, v, MASK, layout="bshd"))
 
 
 def test_softcap_slopes_and_sinks_with_their_gradients():
@@ -559,7 +561,7 @@ def test_mistakes_are_named():
     with pytest.raises(DTypesDiffer):
         attention(q, k.astype(jnp.bfloat16), v, MASK)
     with pytest.raises(BadOption):
-        attention(q, k, v, MASK, layout="bshd")
+        attention(q, k, v, MASK, layout="sbhd")
     with pytest.raises(DropoutSeed):
         attention(q, k, v, MASK, dropout_p=0.1)
     with pytest.raises(NotTraced):
@@ -582,7 +584,7 @@ def test_mistakes_are_named():
         ({"dropout_rng": jax.random.key(0)}, NotTraced, "dropout_seed="),
         ({"softcapp": 3.0}, DataUnknown, "did you mean 'softcap'"),
         ({"mask": None}, NotAMask, r"mc\.full"),
-        ({"layout": "bshd"}, BadOption, r"integrations\.jax\.attention"),
+        ({"layout": "sbhd"}, BadOption, r"integrations\.jax\.attention"),
         ({"scale": "wide"}, BadOption, "a number"),
         ({"k": jnp.ones((2, 20, 2, 32))}, BadShape, r"\(2, 20, 2, 64\) .*\n.*\[B, N, Hq, D\]"),
         ({"v": jnp.ones((2, 9, 2, 64))}, BadShape, r"v has shape \(2, 9, 2, 64\)"),

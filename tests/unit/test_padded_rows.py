@@ -95,6 +95,19 @@ def test_forms_of_hopper(dim, mode):
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
 
 
+@pytest.mark.parametrize(
+    ("mask", "dim", "row_tiles"),
+    [(BAND, 200, None), more(BAND, 256, 2), (BAND, (192, 128), 2), (ALONE, 256, None)],
+    ids=str,
+)
+def test_persistent_blocks_with_one_tile_of_q(hopper, mask, dim, row_tiles):
+    attn = compiled(mask, dim, mode="persistent", row_tiles=row_tiles)
+    of_qk, of_v = dim if isinstance(dim, tuple) else (dim, dim)
+    made = given(700, 600, of_qk, of_v, batch=1, heads=2, kv_heads=1)
+    check(attn, made, live_pairs(mask, 700, 600))
+    assert ("attention_forward", 3) in hopper.launches  # three blocks compute all rows
+
+
 def test_narrower_values():
     """Hopper's kernels of both passes have rows of 128 for v next to rows of 192."""
     attn = BAND.compile(192, head_dim_v=128, target="sm_90a")

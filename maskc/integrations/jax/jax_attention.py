@@ -24,6 +24,7 @@ from maskc.core.errors import (
     WrongRank,
 )
 from maskc.core.source import caller
+from maskc.core.tensors import layout_among
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
@@ -61,7 +62,7 @@ def attention(
         v: values [B, Nkv, Hkv, Dv].
         mask: any mask.
         scale: factor of q . k; D^-1/2 when None.
-        layout: "bnhd", as jax.nn.dot_product_attention has it, or "bhnd".
+        layout: "bnhd", as jax.nn.dot_product_attention has it, or "bhnd"; "s" may stand for "n".
         return_lse: also return the log-sum-exp of every row, which has gradients as well.
         softcap: scores become softcap * tanh(score / softcap) first.
         alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
@@ -89,8 +90,10 @@ def attention(
             jax.errors.JaxRuntimeError with the same text.
     """
     check_mask(mask)
-    if layout not in LAYOUTS:
+    order = layout_among(layout, LAYOUTS)
+    if order is None:
         raise bad_option("layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    layout = order
     q, k, v = _arrays(q, k, v, layout)
     return_lse = _truth("return_lse", return_lse)
     scored, tables = _score(score, softcap, alibi_slopes, data, _sizes(q, k, layout))

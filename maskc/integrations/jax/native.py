@@ -27,6 +27,7 @@ from maskc.runtime.launch.recording import (
     Recording,
     Relocation,
 )
+from maskc.runtime.launch.tensor_maps import MODE
 
 TARGETS = {"cpu": "maskc_on_host", "cuda": "maskc_on_gpu"}
 """The name of the custom call, by JAX's platform; also that of the function in runner.c."""
@@ -42,7 +43,7 @@ class _CMap(ctypes.Structure):
     _fields_ = [
         ("place", _CPlace), ("rank", ctypes.c_uint32), ("kind", ctypes.c_uint32),
         ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 4),
-        ("box", ctypes.c_uint32 * 5), ("step", ctypes.c_uint32 * 5),
+        ("box", ctypes.c_uint32 * 5), ("step", ctypes.c_uint32 * 5), ("mode", ctypes.c_int32 * 4),
     ]  # fmt: skip
 
 
@@ -226,4 +227,5 @@ def _map(recorded: RecordedMap) -> _CMap:
     made.strides[: len(recorded.strides)] = recorded.strides
     made.box[: len(recorded.box)] = recorded.box
     made.step[:] = [1] * 5
+    made.mode[:] = MODE
     return made

@@ -27,6 +27,7 @@ typedef struct {
   uint32_t rank, kind;
   uint64_t dims[5], strides[4];
   uint32_t box[5], step[5];
+  int32_t mode[4]; /* interleave, swizzle, L2 promotion, fill */
 } Map;
 
 typedef struct Kernel {
@@ -256,10 +257,10 @@ static const char *launched(const Step *step, const uint64_t *at, const uint64_t
   void *arguments[2] = {block, maps};
   fill(block, step, at, tables);
   for (int64_t i = 0; i < step->maps_count; i++) {
-    const Map *map = &step->maps[i]; /* no interleave, swizzle of 128 bytes, L2 promotion of 256 */
+    const Map *map = &step->maps[i];
     if (cuda.encode(maps + 128 * i, (int)map->kind, map->rank,
                     (void *)address(&map->place, at, tables), map->dims, map->strides, map->box,
-                    map->step, 0, 3, 3, 0))
+                    map->step, map->mode[0], map->mode[1], map->mode[2], map->mode[3]))
       return "cuTensorMapEncodeTiled";
   }
   return cuda.launch(step->kernel->function, step->blocks, 1, 1, step->threads, 1, 1, step->shared,

@@ -107,6 +107,8 @@ class ForwardSchedule(Schedule):
     """The point at which a step waits for the second product: after the maxima (1), or after half
     of the exponentials (2)."""
     products: tuple[Product, ...] = ()
+    one_q: bool = False
+    """Whether shared memory has room for only one tile of q, also in persistent blocks."""
     sum_tiles: int = 0
     """E4M3: tiles after which accumulators are added to a sum in shared memory; 0: never."""
     list_bytes: int = 0
@@ -268,11 +270,9 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             feature=Feature.entmax,
         )  # fmt: skip
         default_mode = Mode((*default_mode.launches, entmax))
-    modes = [("default", default_mode)]
-    if room[2] <= most:
-        modes.append(
-            ("persistent", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT"))
-        )
+    one_q = room[2] > most
+    persistent = _mode(Grid.stream, threads, room[1 if one_q else 2], form.blocks, "PERSISTENT")
+    modes = [("default", default_mode), ("persistent", persistent)]
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
         modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
@@ -287,6 +287,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         slabs=slabs.q,
         keep_q=form.keep_q,
         pv_wait=form.pv_wait,
+        one_q=one_q,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),

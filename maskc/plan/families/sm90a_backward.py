@@ -156,6 +156,10 @@ class BackwardSchedule(Schedule):
     staged: bool = True
     """Whether dq is added to memory by bulk reductions from shared memory, instead of from
     registers."""
+    zeroes: bool = True
+    """Whether an idle warp zeroes tiles of dq, if they are staged."""
+    ds_stages: int = 2
+    """Tiles of ds in shared memory."""
     mean_bytes: int = 0
     """Shared memory of the launch that computes delta for entmax."""
     half_share: bool = False
@@ -260,16 +264,21 @@ def _schedule(
 ) -> BackwardSchedule:  # fmt: skip
     dim, dim_v = problem.head_dim, problem.head_dim_v
     slabs, slabs_v = -(-dim // SLAB), -(-dim_v // SLAB)
-    # Beyond 128 columns shared memory has no room for a tile of dq.
-    staged = split == "keys" and warpgroups > 1 and dim <= 128
-    half_share = split == "keys" and warpgroups > 1 and slabs > 1 and slabs % 2 == 1
+    of_keys = split == "keys" and warpgroups > 1
+    # Beyond 128 columns, shared memory has room for a tile of dq only with one tile of ds, without
+    # zeros, and without tables of the score.
+    wide = dim > 128
+    staged = of_keys and not (wide and (thresholds or problem.score))
+    zeroes = staged and not wide
+    ds_stages = 1 if warpgroups == 1 or (staged and wide) else 2
+    half_share = of_keys and slabs > 1 and slabs % 2 == 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
-    rest = _shared(tile, slabs + slabs_v, warpgroups, split)
+    rest = _shared(tile, slabs + slabs_v, ds_stages, split)
     of_mean = _mean_bytes(tile, slabs + slabs_v, warpgroups)
     modes = _modes(
-        tile, rest, of_mean, dim if staged else 0, warpgroups, blocks, thresholds,
+        tile, rest, of_mean, dim if staged else 0, zeroes, warpgroups, blocks, thresholds,
         _key_blocks(dim + dim_v, tile),
     )  # fmt: skip
     modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
@@ -293,6 +302,8 @@ def _schedule(
         split=split,
         shares=shares,
         staged=staged,
+        zeroes=zeroes,
+        ds_stages=ds_stages,
         half_share=half_share,
         score_queries=queries,
         products=_products(
@@ -357,20 +368,32 @@ def _products(
 
 
 _MACROS = {"default": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
-_QUARTERS = {"default": 5, "deterministic": 4, EXCLUSIVE_DQ: 0}
-"""Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged: all four, and
-one of zeros in the default mode."""
+_QUARTERS = {"default": 4, "deterministic": 4, EXCLUSIVE_DQ: 0}
+"""Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged; the default
+mode has one more, of zeros, if a warp zeroes tiles."""
 
 
 def _modes(
-    tile: TileShape, rest: int, of_mean: int, staged: int, warpgroups: int, blocks: int,
-    thresholds: bool, key_blocks: int,
+    tile: TileShape, rest: int, of_mean: int, staged: int, zeroes: bool, warpgroups: int,
+    blocks: int, thresholds: bool, key_blocks: int,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """Return all modes. `rest` is shared memory without dq and rows in bytes, `of_mean` what the
-    launch for entmax needs; `staged` is the number of columns of dq that each mode stages."""
+    """Return all modes.
+
+    Args:
+        tile: The tile.
+        rest: Bytes of shared memory without dq and rows.
+        of_mean: Bytes of shared memory of the launch for entmax.
+        staged: The number of columns of dq that each mode stages.
+        zeroes: Whether a warp zeroes tiles of dq.
+        warpgroups: The consumer warpgroups of a block.
+        blocks: Blocks per multiprocessor.
+        thresholds: Whether the pass compares with thresholds of chosen keys.
+        key_blocks: Blocks of the launch that adds up a column shared by several items.
+    """
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
     for name, quarters in _QUARTERS.items():
+        quarters += name == "default" and zeroes
         slopes = quarters * warpgroups * SLOPE_SUMS if staged else 0
         vectors = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
         room = rest + vectors + quarters * tile.q * staged
@@ -408,12 +431,12 @@ def _mean_bytes(tile: TileShape, slabs: int, warpgroups: int) -> int:
     return 2 * SLAB * slabs * (2 * tile.k + tile.q) + numbers + _CONTROL_BYTES
 
 
-def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:
+def _shared(tile: TileShape, slabs: int, ds_stages: int, split: str) -> int:
     """Return the bytes of struct Shared without dq and rows.
 
-    It has k, v; two stages of q and dout; ds, and p if it is exchanged, both twice between two
-    warpgroups; and the control part. `slabs` is the number of slabs of k and v together.
+    It has k, v; two stages of q and dout; `ds_stages` tiles of ds, and of p if it is exchanged; and
+    the control part. `slabs` is the number of slabs of k and v together.
     """
     tiles = 2 * SLAB * slabs * (tile.k + 2 * tile.q)
-    exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
+    exchanged = ds_stages * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
     return tiles + exchanged + _CONTROL_BYTES

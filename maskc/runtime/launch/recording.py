@@ -23,11 +23,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from maskc.core.abi import Numbers, Pointers
-from maskc.core.dtypes import E4M3
 from maskc.core.errors import NotRecorded
 from maskc.core.tensors import Array, Device, Output, Shape
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
+from maskc.runtime.launch.tensor_maps import KINDS
 
 _TAG = 48
 """Bits below the sixteen that mark a recorded address. As floats such values are NaN, and as 64-bit
@@ -275,8 +275,6 @@ class _StandsFor(Protocol):
 
 
 _MAP = struct.Struct("<QII5Q4Q5I")
-_KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
-"""CUtensorMapDataType."""
 
 
 class PaperDriver:
@@ -316,7 +314,7 @@ def _encode(at: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> byt
     fives = (*dims, *[1] * (5 - len(dims)))
     fours = (*strides, *[0] * (4 - len(strides)))
     boxes = (*box, *[1] * (5 - len(box)))
-    return _MAP.pack(at, len(dims), _KINDS[dtype], *fives, *fours, *boxes).ljust(128, b"\0")
+    return _MAP.pack(at, len(dims), KINDS[dtype], *fives, *fours, *boxes).ljust(128, b"\0")
 
 
 def _chunks(maps: bytes) -> Iterator[bytes]:

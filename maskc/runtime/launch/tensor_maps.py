@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from maskc.core.abi import POINTERS, Pointers
 from maskc.core.dtypes import E4M3
@@ -19,8 +19,27 @@ BYTES = 128
 _KEPT = 512
 """Sets of addresses remembered per plan."""
 
-_KINDS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", E4M3: "UINT8"}
-"""Element types of copies."""
+KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
+"""Element types of copies: numbers of CUtensorMapDataType, where 0 is a byte."""
+
+
+class Mode(NamedTuple):
+    """Settings with which the copy engine reads a box, in the order of cuTensorMapEncodeTiled.
+
+    They are numbers of CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion and
+    CUtensorMapFloatOOBfill.
+    """
+
+    interleave: int
+    swizzle: int
+    promotion: int
+    fill: int
+
+
+MODE = Mode(interleave=0, swizzle=3, promotion=0, fill=0)
+"""No interleaving, a swizzle of 128 bytes, no L2 promotion, and zeros outside the tensor. With
+promotion to 256 bytes, decoding read keys and values at 4.15 instead of 4.45 TB/s (one H200); other
+kernels took the same time."""
 
 Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
 """(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""
@@ -75,23 +94,18 @@ def encoded(
 
 def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Shape,
                 dtype: str) -> tuple[Any, Any]:  # fmt: skip
-    """Call cuTensorMapEncodeTiled of cuda.bindings; return (status, map).
-
-    L2 reads only the bytes of a box. With promotion to 256 bytes, decoding read keys and values at
-    4.15 instead of 4.45 TB/s (one H200); other kernels took the same time.
-    """
-    kind = driver.CUtensorMapDataType
+    """Call cuTensorMapEncodeTiled of cuda.bindings; return (status, map)."""
     status_and_map: tuple[Any, Any] = driver.cuTensorMapEncodeTiled(
-        getattr(kind, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[dtype]}"),
+        driver.CUtensorMapDataType(KINDS[dtype]),
         len(dims),
         address,
         [driver.cuuint64_t(size) for size in dims],
         [driver.cuuint64_t(step) for step in strides],
         [driver.cuuint32_t(size) for size in box],
         [driver.cuuint32_t(1)] * len(dims),
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        driver.CUtensorMapInterleave(MODE.interleave),
+        driver.CUtensorMapSwizzle(MODE.swizzle),
+        driver.CUtensorMapL2promotion(MODE.promotion),
+        driver.CUtensorMapFloatOOBfill(MODE.fill),
     )
     return status_and_map

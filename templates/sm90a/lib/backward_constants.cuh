@@ -21,7 +21,7 @@
 #else
 #define THRESHOLDS 0
 #endif
-#if BULK_SHARES
+#if BULK_SHARES && !HALF_SHARE
 // Pieces of eight columns in a share of a tile of dq.
 constexpr int DQ_PIECES = HEAD_DIM < 64 ? HEAD_DIM / 8 : 8;
 #else
@@ -30,7 +30,7 @@ constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Most tiles of dq are zeroed by an idle warp of the main launch, except the tiles of the first
 // heads, which the prepare launch zeroes.
-#define ZEROES (STAGED && !DETERMINISTIC)
+#define ZEROES (STAGED && ZEROING_WARP && !DETERMINISTIC)
 // FOLDED: the WGMMAs of scores and dp subtract lse and delta by one additional k-step, so that no
 // thread loads them. Only for plain softmax, where nothing else reads the scores, and without
 // dropout, which comes between dp and delta.
@@ -46,7 +46,8 @@ constexpr u32 PAIR_BYTES = TILE_Q * TILE_K * 2;  // bytes of a tile of p or ds
 // A single warpgroup does not synchronize with another: it needs one tile of ds, and it stages dk
 // and dv in the q slot of its last step, so that the next tile column can be loaded meanwhile.
 constexpr bool ALONE = GROUPS == 1;
-constexpr u32 DS_STAGES = ALONE ? 1 : STAGES;
+// Two warpgroups share one tile of ds: each writes its half once the other has read the last one.
+constexpr bool ONE_DS = !ALONE && DS_STAGES == 1;
 
 // A tile of dq in the workspace consists of shares: one per warpgroup, or all that a single
 // warpgroup computes one after another. A share is in thread order: DQ_PIECES times four numbers

@@ -6,6 +6,13 @@
 // Named barrier 1 is for all consumer warpgroups, 2 and 3 are for one warpgroup each.
 FN void sync_both() { sync_threads(1, 128 * GROUPS); }
 FN void sync_group(i32 group) { sync_threads(2 + group, 128); }
+// ONE_DS, named barriers 4 and 5: a warpgroup writes its half of ds once the other has read it.
+FN void acquire_ds(i32 group) {
+    if (ONE_DS) sync_threads(4 + group, 256);
+}
+FN void release_ds(i32 group) {
+    if (ONE_DS) arrive_threads(5 - group, 256);
+}
 
 #if ZEROES
 // The warp that zeroes tiles of dq ahead of the warps that add to them. All blocks take rows from

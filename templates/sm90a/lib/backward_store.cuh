@@ -33,13 +33,11 @@ FN u32 gradient_place(const struct Shared &shared, const struct Column &column, 
     return shared_address(of_k ? shared.q[last] : shared.dout[last]);
 }
 
-// dv (OF_K 0) or dk (OF_K 1), in tiles of COUNT slabs.
+// dv (OF_K 0) or dk (OF_K 1), in tiles of COUNT slabs; `at` is the head of keys.
 template <int OF_K, int COUNT, int N>
 FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
-                       const struct Column &column, u32 last, const struct Shared &shared,
-                       const struct Attention &p, i32 group) {
-    const struct Place place = place_of(column.head, p.heads_q);
-    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+                       const struct Place &at, const struct Column &column, u32 last,
+                       const struct Shared &shared, const struct Attention &p, i32 group) {
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
     const u32 tile = gradient_place(shared, column, last, OF_K, group);
     constexpr int AT_ONCE = ALONE || COUNT < ROOM ? COUNT : ROOM;
@@ -68,8 +66,10 @@ FN void store_column(const Gradient &dk, const ValueGradient &dv, const struct C
                      u32 last, struct Shared &shared, const struct Attention &p,
                      const struct Maps &maps, i32 group) {
     sync_both();  // all WGMMAs that read this place have finished
-    store_gradient<0, SLABS_V>(dv, maps.dv, kept_scale(p), column, last, shared, p, group);
-    store_gradient<1, SLABS>(dk, maps.dk, p.scale, column, last, shared, p, group);
+    const struct Place place = place_of(column.head, p.heads_q);
+    const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
+    store_gradient<0, SLABS_V>(dv, maps.dv, kept_scale(p), at, column, last, shared, p, group);
+    store_gradient<1, SLABS>(dk, maps.dk, p.scale, at, column, last, shared, p, group);
 }
 
 // The same for columns that several items share: adds to the column, or stores a share of it.

@@ -18,10 +18,12 @@ constexpr int PV_WAIT =
 #endif
     ? 0
     : CROWDED_CELLS && BENT ? 0
-    : PERSISTENT ? 1 : PV_WAIT_LAST;
+    : PERSISTENT && !ONE_Q ? 1 : PV_WAIT_LAST;
 
 constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int Q_TILES = PERSISTENT ? 2 : 1;
+constexpr int Q_TILES = PERSISTENT && !ONE_Q ? 2 : 1;
+// Out goes to memory from registers, as the next row's q is already in its place.
+constexpr bool STORE_DIRECT = PERSISTENT && ONE_Q;
 constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // in tiles of v and out
 constexpr int OUT_STEPS = HEAD_DIM_V / 16;  // pairs of pieces of eight columns in a row of out
 constexpr int OWN = TILE_K / 4;  // columns of a tile that a thread holds in each of its two rows

@@ -6,6 +6,10 @@ FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
+// Tiles of a row that are left when the next item is claimed. An early claim binds the next row to
+// a block that is still busy. A late one delays the next loads: tiles take longer with ONE_Q.
+constexpr i32 CLAIM_AT = ONE_Q ? 4 : 8;
+
 // The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
 // the same scheduler.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
@@ -22,8 +26,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const i32 kv_head = (u32)place.head / group;
         const Keys k = keys_in(p, p.k_stride, {place.batch, kv_head});
         const Values v = values_in(p, {place.batch, kv_head});
-        // Claim the next item while the first tile is in flight; if there is only one tile, claim
-        // it now.
+        // Claim the next item while the tile with CLAIM_AT tiles behind it is in flight, or the
+        // first one; if there is only one tile, claim it now.
         if (PERSISTENT && work.count == 1) coming = next_item(p);
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
@@ -44,8 +48,9 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                                   query_point(work.tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
-                if (PERSISTENT && left > 0) coming = next_item(p);
             }
+            if (PERSISTENT && left > 0 && left == min_i32(work.count - 1, CLAIM_AT))
+                coming = next_item(p);
             wait(shared.v_free[stage.at], stage.phase ^ 1);
             load_values(shared.v[stage.at], maps, shared.v_full[stage.at], first_k, column, v);
             stage.next();

@@ -50,18 +50,42 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
 
 // Index + 1 of the part that the item computes, if its row is split; 0 otherwise. Read from the
 // slot of q, which may already be free.
-FN i32 part_in(u32 tile) {
+FN i32 part_of(const struct Row &row, u32 tile) {
+    if (STORE_DIRECT) return row.part;
     const struct Shared &shared = shared_memory();
     return uniform(shared.row[PERSISTENT && tile != shared_address(shared.q)].part);
 }
 
-// Divides by the row sums, writes lse, copies out to the shared memory of q, and starts to store
-// it. Roundings are explicit (__fmul_rn): persistent launches call this in two places, which must
-// give identical bits.
+// Stores a thread's two rows of out from registers. Neighboring threads exchange words of two
+// pieces, so that four threads write 32 contiguous bytes.
+FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token)[2],
+                     const struct Row &row, const struct Attention &p) {
+    const i32 odd = threadIdx.x % 2, word = odd * 4 + threadIdx.x % 4 / 2 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool inside = token[r] < p.n_q;
+        u32 *const line = (u32 *)p.out
+            + row_offset(p.out_stride, {row.batch, row.head}, inside ? token[r] : 0) / 2 + word;
+#pragma unroll
+        for (int i = 0; i < OUT_STEPS; i++) {
+            const float *const x = o + 8 * i + 2 * r;
+            const u32 low = pack(x[0] * scale[r], x[1] * scale[r]);
+            const u32 high = pack(x[4] * scale[r], x[5] * scale[r]);
+            const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
+            if (PADDED && 2 * i + odd >= PIECES_V) continue;
+            if (inside)
+                *(uint2 *)(line + 8 * i) = make_uint2(odd ? theirs : low, odd ? high : theirs);
+        }
+    }
+}
+
+// Divides by the row sums, writes lse, and stores out: from registers, or by box copies of the
+// shared memory of q. Roundings are explicit (__fmul_rn): persistent launches call this in two
+// places, which must give identical bits.
 FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
-    if (const i32 part = part_in(tile)) {
+    if (const i32 part = part_of(row, tile)) {
 #if PACK_GQA
         store_part(o, top, sum, unit, p, part - 1, group);
         finish_part(shared_memory(), p, group);
@@ -97,6 +121,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     if (DROPS) scale[0] = __fmul_rn(scale[0], kept_scale(p));
     if (DROPS) scale[1] = __fmul_rn(scale[1], kept_scale(p));
     if (p.accumulates) join_rows(o, scale, share, row, query, p);
+    if (STORE_DIRECT) return store_direct(o, scale, token, row, p);
 #pragma unroll
     for (int i = 0; i < OUT_STEPS; i++) {
         const float *const x = o + 8 * i;
