@@ -109,6 +109,9 @@ constexpr bool KEEP_ROWS = 0;
 #define SPLIT_KEYS 1
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 1
+// Of these copies, an idle warp zeroes most tiles of dq, from a quarter of a tile of zeros.
+#define ZEROING_WARP 1
+constexpr u32 DS_STAGES = 2;  // tiles of ds in shared memory
 // Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
 // queries.
 constexpr i32 GROUP_TOKENS = 32768;

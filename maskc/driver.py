@@ -179,10 +179,11 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
 
 
 def _in_pages(problem: Problem, target: Target) -> Problem:
-    """The problem without pages for a target that loads keys from no pages."""
-    if problem.placed is None or target.loads_pages:
+    """The problem without pages for a target that does not load keys from these pools: calls copy
+    the pages first, in the dtype of q."""
+    if problem.placed is None or target.loads(problem):
         return problem
-    return replace(problem, placed=replace(problem.placed, page_size=0))
+    return replace(problem, placed=replace(problem.placed, page_size=0, pool=None))
 
 
 def _gathers(mask: Mask, problem: Problem) -> bool:

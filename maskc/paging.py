@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.data import DataKind
-from maskc.core.dtypes import DType
+from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import (
     BadPages,
     BadPageTable,
@@ -30,21 +31,24 @@ from maskc.core.errors import (
     PageOutOfPool,
     PageTwice,
     SlotTwice,
+    TargetNotBuilt,
 )
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import structure
+from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.autograd import needs_torch
+from maskc.runtime.autograd import is_compiling, needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
-from maskc.runtime.paged import TABLES
+from maskc.runtime.paged import BLOCK, TABLES, PoolFactor, PoolScales, pool_block
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
     STEP,
@@ -54,12 +58,14 @@ from maskc.runtime.paged_launch import (
     page_kernels,
 )
 from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
-from maskc.runtime.query_blocks import QueryBlocks
+from maskc.runtime.query_blocks import QueryBlocks, address, steps_of
+from maskc.runtime.repeated import RepeatedPass
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
 
 _LAYOUTS = ("NHD", "HND")
+_POOL_DTYPES = (E4M3, DType.float8_e4m3fn.short, str(DType.float8_e4m3fn))
 _ROWS = 128
 """Rows of a tile of queries, which the heads of a key/value head share."""
 _ALIGNED = 32
@@ -68,8 +74,12 @@ _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 FIRST, END = "paged_first_key", "paged_end_key"
 """Parameters of masks between two keys."""
-_MOST_VIEWS = 256
-"""Pairs of pools whose views a plan remembers."""
+_RUN = ("scale", "softcap", "alibi_slopes", "sink_logits", "k_scale", "v_scale", "deterministic")
+"""Options of a run."""
+_MOST_SCALES = 256
+"""Pairs of scales that a plan remembers."""
+_MOST_KINDS = 16
+"""Kinds of layers whose launch a plan remembers."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -82,8 +92,8 @@ def paged(
     """Compile a mask for a paged KV cache: keys and values in pages of a pool.
 
     The mask counts positions in each sequence from 0; the queries of a call are the last tokens of
-    the sequence. Kernels for Hopper, and for Ampere and later cards, read pages in place. Other
-    targets copy the pages of a call first, which takes time and memory.
+    the sequence. Kernels read the rows of a tile from pages in place. On `simt`, a call copies its
+    pages first, which takes time and memory.
 
     Args:
         mask: documents, flags, intervals, positions and trees have an entry per token of a
@@ -98,8 +108,8 @@ def paged(
             page_size, D].
         score: a score formula, see `mc.score`; its q and k are positions in a sequence.
         target: as of Mask.compile.
-        pool_dtype: "float8_e4m3fn" for pools of E4M3, which calls copy and convert to q's dtype;
-            None: pools have q's dtype.
+        pool_dtype: "float8_e4m3fn" for pools of E4M3, which kernels convert on load; None: pools
+            have q's dtype.
 
     Returns:
         What makes plans and runs them.
@@ -109,6 +119,8 @@ def paged(
         NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
         MaskcError: as Mask.compile.
     """
+    if not isinstance(mask, Mask):
+        raise not_a_mask("mc.paged", mask, at="mask")
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     counts = {"page_size": page_size, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     for name, count in counts.items():
@@ -120,9 +132,9 @@ def paged(
         raise BadPages("layout", "'NHD' or 'HND'", repr(layout), at="layout")
     if dtype is not None and DType.parse(dtype).itemsize == 1:
         raise BadPages("dtype", "one of two or four bytes an element", str(dtype), at="dtype")
-    if pool_dtype is not None and DType.parse(pool_dtype) is not DType.float8_e4m3fn:
+    if pool_dtype is not None and str(pool_dtype).removeprefix("torch.") not in _POOL_DTYPES:
         wanted = "'float8_e4m3fn', or None for that of q"
-        raise BadPages("pool_dtype", wanted, str(pool_dtype), at="pool_dtype")
+        raise BadPages("pool_dtype", wanted, repr(pool_dtype), at="pool_dtype")
     if score is not None:
         if score.mask is not None:
             mask, score = mask & score.mask, Score(score.inputs)
@@ -167,10 +179,39 @@ class PagedAttention:
         """The mask, and how its keys lie."""
         return f"PagedAttention({self.mask!r}, pages of {self.page_size}, {self.layout})"
 
-    @property
+    @cached_property
     def loads_pages(self) -> bool:
         """Whether kernels load pages in place; otherwise calls copy them first."""
         return self.attn.bundle.problem.page_size > 0
+
+    @property
+    def cuts_queries(self) -> bool:
+        """Whether the queries of a sequence are cut into blocks that fill tiles of GPUs' kernels;
+        a sequence is one block otherwise."""
+        return self.loads_pages and self.attn.target.language == "cuda"
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is a score formula."""
+        return self._options["score"] is not None
+
+    def explain(self) -> str:
+        """A report: why this plan, and how pages are read.
+
+        Returns:
+            The report as text, as that of CompiledMask.
+        """
+        problem, target = self.attn.bundle.problem, self.attn.target
+        kind = "float32" if target.language == "c" else problem.dtype.value
+        numbers = f", E4M3 converted to {kind} on load" if self.in_e4m3 else ""
+        line = f"pages    of {self.page_size} tokens, loaded where they lie{numbers}"
+        if not self.loads_pages:
+            why = f"target {target.name} loads none"
+            if target.loads_pages:
+                widths = f"{problem.head_dim} and {problem.head_dim_v}"
+                why = f"kernels of {target.name} convert no rows of {widths} elements on load"
+            line = f"pages    of {self.page_size} tokens, copied before each launch: {why}"
+        return self.attn.explain() + line + "\n"
 
     def plan(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
@@ -223,8 +264,8 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
-                fp32 [1] or [n_kv_heads]; 1 when None.
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number, fp32 [1] or
+                [n_kv_heads], or by sequence [S, n_kv_heads] or [S, 1]; 1 when None.
             deterministic: make results batch-invariant: bitwise independent of the other sequences
                 in the call. Splits then depend on the number of keys only, which takes longer for
                 calls with few sequences.
@@ -236,39 +277,56 @@ class PagedAttention:
 
         Raises:
             BadPages: the shape of a tensor does not fit the plan (MC464).
+            TargetNotBuilt: a tensor requires grad (MC503).
             MaskcError: as CompiledMask.
         """
+        if is_compiling(q):
+            options = {
+                "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
+                "sink_logits": sink_logits, "k_scale": k_scale, "v_scale": v_scale,
+                "deterministic": deterministic, **tables,
+            }  # fmt: skip
+            eager: tuple[Any, Any] = _eagerly(self.run, (q, k_pool, v_pool, plan), options)
+            return eager
         heads = self.heads[0]
+        self._check_plan(plan)
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
-        scales = (("k_scale", k_scale), ("v_scale", v_scale))
-        k_factor, v_factor = (self._scale(scale, name) for name, scale in scales)
-        in_place = self.loads_pages
-        if in_place:
-            views = plan.in_pages(k_pool, v_pool)
-        else:
-            k_pool, v_pool = self._heads_first(k_pool, v_pool)
+        scales = plan.scales(k_scale, v_scale)
+        for name in tables if self._options["score"] is None else ():
+            raise unknown_keyword(name, (), _RUN)
+        kind = None
+        if plan.repeats:
+            kind = _kind_of(
+                q, k_pool, v_pool, (scale, softcap, deterministic), alibi_slopes, sink_logits
+            )
+            if kind is not None:
+                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, scales)
+                if repeated is not None:
+                    return repeated
+        pools = self._heads_first(k_pool, v_pool)
+        of_heads = {"alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
+        tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
+        plan.check_library(tensors)
+        self._admit({**tensors, **of_heads, **tables})
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
+            kind = None
         if not plan.tokens:
             return _nothing(q, v_pool)
-        options = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
+        of_call = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
                               deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
-        for number, (attn, blocks, given) in enumerate(plan.parts):
-            data = {**given, **tables}
-            if in_place:
-                k, v, data[TABLES] = views[number]
-            else:
-                k, v = blocks.copied(k_pool, q, k_factor), blocks.copied(v_pool, q, v_factor)
-            call = AttentionCall(blocks.queries(q), k, v, options, data)
-            if number:
-                call = call._replace(options=options._replace(sink_logits=None))  # they count once
-                if in_place and not needs_torch(*call[:3], alibi_slopes, sink_logits, tables):
-                    earlier = results.pop()
-                    call = call._replace(earlier=(*map(blocks.blocked, earlier),))
-            results.append(blocks.rows(*attn.attend(call)))
+        with _without_autocast(q):
+            for number, part in enumerate(plan.parts):
+                call = part.call(q, pools, scales, of_call, tables)
+                if number:  # sinks count once
+                    call = call._replace(options=of_call._replace(sink_logits=None))
+                    given = (*call[:3], alibi_slopes, sink_logits, tables)
+                    if TABLES in call.data and not needs_torch(*given):
+                        call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
+                results.append(part.run(call, kind))
         if len(results) == 1:
             return results[0]
         return merge(*zip(*results, strict=True), layout="bhsd")
@@ -283,10 +341,8 @@ class PagedAttention:
     def _compiled(self, in_pages: PlacedMask) -> CompiledMask:
         from maskc.driver import compile as compiled
 
-        loaded = 0 if self.in_e4m3 else self.page_size  # kernels convert nothing on load
-        return compiled(
-            in_pages.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
-        )
+        at = Placed(POSITION, self.page_size, DType.float8_e4m3fn if self.in_e4m3 else None)
+        return compiled(in_pages.mask, n_heads=self.heads[0], placed=at, **self._options)
 
     def append(
         self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan | None = None, *,
@@ -315,10 +371,13 @@ class PagedAttention:
 
         Raises:
             BadPages: a tensor does not fit the plan or the pools (MC464).
+            TargetNotBuilt: a tensor requires grad (MC503).
             BadPageTable, SlotTwice: with MASKC_CHECK=1, a page table is wrong, or two rows go to
                 one slot (MC465, MC660 to MC663).
         """
         heads, kv_heads = self.heads
+        if plan is not None:
+            self._check_plan(plan)
         self._check_pools(k_pool, v_pool)
         slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
@@ -340,6 +399,7 @@ class PagedAttention:
             if x is not None and torch_of(x) is not None and x.stride(-1) != 1 < x.shape[-1]:
                 wanted = "with elements of a row next to each other"
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
+        self._refuse_gradients({"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool, "q": q})
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
         if os.environ.get("MASKC_CHECK") == "1":
             if plan is not None:
@@ -413,15 +473,62 @@ class PagedAttention:
             return k_pool, v_pool
         return k_pool.swapaxes(1, 2), v_pool.swapaxes(1, 2)
 
+    def _check_plan(self, plan: PagedPlan) -> None:
+        """Check that a plan is one of this object's own.
+
+        Raises:
+            BadPages: it is not (MC464).
+        """
+        if isinstance(plan, PagedPlan):
+            if plan.paged is self or plan.paged._kind == self._kind:
+                return
+            kind = f"that of {plan.paged!r}"
+        else:
+            kind = type(plan).__name__
+        raise BadPages("plan", f"what plan() of {self!r} returned", kind, at="plan")
+
+    @cached_property
+    def _kind(self) -> object:
+        """Equal for copies."""
+        options = sorted((name, repr(x)) for name, x in self._options.items() if name != "score")
+        score = self._options["score"]
+        return (
+            structure(self.mask), self.page_size, self.heads, self.layout, self.in_e4m3,
+            tuple(options), None if score is None else score.formula,
+        )  # fmt: skip
+
+    def _admit(self, tensors: Mapping[str, Any]) -> None:
+        """Refuse what kernels over pages do not compute.
+
+        Raises:
+            BadPages: q has another dtype than kernels (MC464).
+            TargetNotBuilt: a gradient is wanted (MC503).
+        """
+        q = tensors["q"]
+        if dtype_of(q) not in FLOAT_CODES or is_e4m3(q):
+            raise BadPages("q", "of dtype float32, bfloat16 or float16", dtype_of(q), at="q")
+        self._refuse_gradients(tensors)
+
+    def _refuse_gradients(self, tensors: Mapping[str, Any]) -> None:
+        torch = torch_of(next(iter(tensors.values())))
+        if torch is None or not torch.is_grad_enabled():
+            return
+        for name, x in tensors.items():
+            if getattr(x, "requires_grad", False) is True:
+                why = f"{name} requires grad, and pages have a forward pass alone"
+                hint = "call it under torch.no_grad(); train by mc.attention on keys without pages"
+                raise TargetNotBuilt(self.attn.target.name, "backward", why, hint, at=name)
+
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
         for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
             rows = (self.page_size, self.heads[1])[:: 1 if self.layout == "NHD" else -1]
             if len(pool.shape) != 4 or tuple(pool.shape[1:3]) != rows:
-                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim]"
+                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim] for {self.layout}"
                 raise BadPages(name, wanted, list(pool.shape), at=name)
             if is_e4m3(pool) != self.in_e4m3:
-                wanted = "float8_e4m3fn, as pool_dtype says" if self.in_e4m3 else (
+                wanted = "float8_e4m3fn, as pool_dtype says: pool.view(float8_e4m3fn) of bytes"
+                wanted = wanted if self.in_e4m3 else (
                     "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
                 )  # fmt: skip
                 raise BadPages(name, wanted, dtype_of(pool), at=name)
@@ -429,23 +536,26 @@ class PagedAttention:
             wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
             raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
 
-    def _scale(self, scale: Any, name: str) -> Any:
-        """The scale of a pool, 1 when None.
+    def _scale(self, scale: Any, name: str, plan: PagedPlan | None = None) -> Any:
+        """The scale of a pool, 1 when None; with a plan also one for each sequence.
 
         Raises:
             BadPages: it has another shape, or pools are not E4M3.
         """
         if scale is None:
             return 1.0
-        wanted = f"a number or an array of 1 or {self.heads[1]} of them"
+        wanted = f"a positive number or an array of 1 or {self.heads[1]} of them"
         if not self.in_e4m3:
             wanted, kind = "left out, as pools have q's dtype", type(scale).__name__
             raise BadPages(name, wanted, kind, at=name)
         if hasattr(scale, "shape"):
-            if math.prod(scale.shape) not in (1, self.heads[1]):
-                raise BadPages(name, wanted, list(scale.shape), at=name)
+            shape = tuple(scale.shape)
+            if plan is not None and len(shape) == 2:
+                plan.check_scale(shape, name)
+            elif math.prod(shape) not in (1, self.heads[1]):
+                raise BadPages(name, wanted, list(shape), at=name)
             return scale
-        if isinstance(scale, (int, float)) and scale > 0:
+        if isinstance(scale, (int, float)) and 0 < scale < math.inf:
             return float(scale)
         raise BadPages(name, wanted, repr(scale), at=name)
 
@@ -475,12 +585,86 @@ class PagedAttention:
         return Rotary(cosine, sine, interleaved)
 
 
-class QueryPart(NamedTuple):
+class _Repeat(NamedTuple):
+    """A launch of a layer, which other layers repeat."""
+
+    launch: RepeatedPass
+    block: bytes
+    """Page tables, see `runtime/paged`; blocks of scales follow it."""
+    out: _Result
+    lse: _Result
+
+
+class _Result(NamedTuple):
+    """The shape and strides of a result."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class QueryPart:
     """A launch of a run."""
 
-    attn: CompiledMask
-    blocks: QueryBlocks
-    data: dict[str, Any]
+    def __init__(self, attn: CompiledMask, blocks: QueryBlocks, data: dict[str, Any]) -> None:
+        """`data`: of the mask."""
+        self.blocks = blocks
+        self._attn, self._data = attn, data
+        self._in_rows = blocks.in_rows
+        self._repeats: dict[object, _Repeat] = {}
+        """By kinds of calls."""
+
+    def call(
+        self, q: Any, pools: tuple[Any, Any], scales: PoolScales, options: CallOptions,
+        tables: Mapping[str, Any],
+    ) -> AttentionCall:  # fmt: skip
+        """Return the call of a launch; `pools` are [pages, heads, page_size, D]."""
+        blocks, data = self.blocks, {**self._data, **tables}
+        if self._attn.serving(q).bundle.problem.page_size:
+            k, v, data[TABLES] = blocks.in_pages(*pools, scales)
+        else:
+            k, v = (blocks.copied(x, q, scale) for x, scale in zip(pools, scales, strict=False))
+        return AttentionCall(blocks.queries(q), k, v, options, data)
+
+    def run(self, call: AttentionCall, kind: object) -> tuple[Any, Any]:
+        """Run a call, and remember how layers of this kind repeat it; None: they do not.
+
+        Returns:
+            Results for each row of q.
+        """
+        if kind is None or TABLES not in call.data:
+            return self.blocks.rows(*self._attn.attend(call))
+        (out, lse), launch = self._attn.serving(call.q).run_first(call)
+        if launch is not None:
+            if len(self._repeats) >= _MOST_KINDS:
+                self._repeats.clear()
+            memory = (_Result(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
+            block = call.data[TABLES].block[: BLOCK.size]
+            self._repeats[kind] = _Repeat(launch, block, *memory)
+        return self.blocks.rows(out, lse)
+
+    def again(
+        self, kind: object, q: Any, k_pool: Any, v_pool: Any, scales: PoolScales
+    ) -> tuple[Any, Any] | None:
+        """Repeat a launch for another layer; None where it has to be planned."""
+        known = self._repeats.get(kind)
+        if known is None:
+            return None
+        launch, block, (shape, strides), (lse_shape, lse_strides) = known
+        blocks, torch = self.blocks, self.blocks.torch
+        if not self._in_rows:
+            q = blocks.gathered(q)
+        out = q.new_empty_strided(shape, strides)
+        lse = torch.empty_strided(lse_shape, lse_strides, dtype=torch.float32, device=q.device)
+        places = (
+            q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), lse.data_ptr()
+        )  # fmt: skip
+        if not launch.run(q, places, block + scales.block):
+            return None
+        return (out, lse) if self._in_rows else blocks.of_tokens(out, lse)
+
+    def forget(self) -> None:
+        """Plan calls again, after the arrays of the step have changed."""
+        self._repeats.clear()
 
 
 class _Lengths(NamedTuple):
@@ -520,7 +704,11 @@ class PagedPlan:
         data: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Arguments as of `PagedAttention.plan`; `known`: total_q, max_seqlen_q, max_seqlen_kv."""
-        self._paged = paged
+        self.paged = paged
+        """The compiled mask that made the plan."""
+        if isinstance(page_table, list) and any(hasattr(x, "shape") for x in page_table):
+            wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
+            raise BadPages("page_table", wanted, "a list of arrays", at="page_table")
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
@@ -542,7 +730,11 @@ class PagedPlan:
         given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
         self._shapes = _shapes_of(given)
         self._block = ArgumentBlock(STEP)
-        self._views: dict[tuple[Any, ...], tuple[tuple[Any, ...], ...]] = {}
+        self._scales: dict[object, PoolScales] = {}
+        """Scales of layers, by where they lie."""
+        in_one = not (shared_keys or paged.scored)
+        self.repeats = self._kernels is not None and paged.loads_pages and in_one
+        """Whether layers repeat the launch of the first one."""
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
         self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
@@ -625,7 +817,7 @@ class PagedPlan:
         return tensor_of.astype(np.int64, copy=False) if self._kernels is None else tensor_of
 
     def _most_keys(self, page_table: Any, most: int | None) -> int:
-        size = self._paged.page_size
+        size = self.paged.page_size
         if most is not None:
             if type(most) is not int or most < 0:
                 raise BadPages("max_seqlen_kv", "an integer from 0 on", most, at="max_seqlen_kv")
@@ -641,16 +833,16 @@ class PagedPlan:
     def _cut(self, lengths: _Lengths) -> tuple[int, int]:
         """Queries of a block, and how many blocks there are at most.
 
-        Blocks fit their heads into one tile of rows, which then reads keys once. If pages are
-        copied, a sequence is one block: each block gets a copy.
+        Blocks fit their heads into one tile of rows, which then reads keys once. On CPUs, and if
+        pages are copied for each block, a sequence is one block.
         """
-        group = self._paged.heads[0] // self._paged.heads[1]
+        group = self.paged.heads[0] // self.paged.heads[1]
         fitting = max(1, _ROWS // group)
         if lengths.sequence_queries and (
-            lengths.sequence_queries <= fitting or not self._paged.loads_pages
+            lengths.sequence_queries <= fitting or not self.paged.cuts_queries
         ):
             return lengths.sequence_queries, lengths.sequences
-        if not self._paged.loads_pages:
+        if not self.paged.cuts_queries:
             return max(1, lengths.most), lengths.sequences
         block = min(fitting, 1 << max(0, lengths.most - 1).bit_length())
         return block, lengths.sequences + lengths.total // block
@@ -681,11 +873,11 @@ class PagedPlan:
         else:
             table = self._take(page_table, "page_table", 2)
             _has(table, (count, table.shape[1]), "page_table")
-            wanted = -(-self.max_seqlen_kv // self._paged.page_size)
+            wanted = -(-self.max_seqlen_kv // self.paged.page_size)
             if table.shape[1] < wanted:
                 name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
                 raise BadPages("page_table", name, table.shape[1], at="page_table")
-        arrays = tuple(self._datum(array, data) for array in self._paged.placed.arrays)
+        arrays = tuple(self._datum(array, data) for array in self.paged.placed.arrays)
         return _Given(lens_q, cu_seqlens_q is not None, lens_kv, starts, table, arrays)
 
     def _datum(self, array: TokenArray, data: Mapping[str, Any]) -> Any:
@@ -718,11 +910,13 @@ class PagedPlan:
             "used": (sizes.sequences,), "spans": (sizes.sequences, 2),
             "pages": (math.prod(given.table.shape),), "token_position": (sizes.tokens,),
         }  # fmt: skip
-        if QUERIES in self._paged.placed.reads:
+        if QUERIES in self.paged.placed.reads:
             shapes["queries"] = rows
         if not sizes.whole:
             shapes |= {"rows": rows, "places": (sizes.tokens,)}
-        arrays = zip(self._paged.placed.arrays, given.data, strict=True)
+            if self.paged.in_e4m3:  # whose blocks ask for the scale of their sequence
+                shapes["owner"] = blocks
+        arrays = zip(self.paged.placed.arrays, given.data, strict=True)
         for number, (array, values) in enumerate(arrays):
             of_keys = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
             shapes[f"array{number}"] = rows if array.of_queries else of_keys
@@ -758,6 +952,9 @@ class PagedPlan:
             self._kernels.plan(self._block)
         if self._shared is not None:
             self._fill_shared(self._shared.state)
+        if "parts" in vars(self):
+            for part in self.parts:
+                part.forget()
         if self._torch is not None:
             self._torch.autograd.graph.increment_version(self._buffers)
 
@@ -769,25 +966,25 @@ class PagedPlan:
         Raises:
             BadPages: it does not fit the pages, or the mask has data.
         """
-        size = self._paged.page_size
+        size = self.paged.page_size
         if type(keys) is not int or not 0 <= keys <= self.max_seqlen_kv or keys % size:
             wanted = f"a multiple of page_size={size} from 0 to {self.max_seqlen_kv}"
             raise BadPages("shared_keys", wanted, repr(keys), at="shared_keys")
-        if keys and self._paged.placed.arrays:
-            name = self._paged.placed.arrays[0].decl.name
+        if keys and self.paged.placed.arrays:
+            name = self.paged.placed.arrays[0].decl.name
             raise BadPages("shared_keys", f"0, as the mask reads {name!r}", keys, at="shared_keys")
         return keys
 
     def _blocks_of_shared(self) -> QueryBlocks:
         """Allocate the arrays of blocks of queries of any sequences, over the shared keys."""
-        tokens, size = self.tokens, self._paged.page_size
-        group = self._paged.heads[0] // self._paged.heads[1]
+        tokens, size = self.tokens, self.paged.page_size
+        group = self.paged.heads[0] // self.paged.heads[1]
         block = max(1, tokens)
-        if self._paged.loads_pages:
+        if self.paged.cuts_queries:
             block = min(max(1, _ROWS // group), 1 << max(0, tokens - 1).bit_length())
         blocks, keys = -(-tokens // block), self._shared_keys
         sizes = StepSizes(1, 0, tokens, block, blocks, size, _rounded(keys), keys)
-        names = (*self._paged.placed.reads, POSITION)
+        names = (*self.paged.placed.reads, POSITION)
         shapes: dict[str, tuple[int, ...]] = {_STATE[name]: (blocks, block) for name in names}
         shapes |= {"rows": (blocks, block), "key_count": (blocks,), "first_page": (blocks,)}
         shapes["places"] = (tokens,)
@@ -815,7 +1012,7 @@ class PagedPlan:
         real = positions >= 0 if self._sizes.whole else arrays["is_real"]
         row = np.arange(rows.size if self._torch is None else rows.numel())
         inside = self._array((row < self.tokens).reshape(tuple(rows.shape)))
-        for name in (*self._paged.placed.reads, POSITION):
+        for name in (*self.paged.placed.reads, POSITION):
             key = _STATE[name]
             of_token, nothing = arrays[key].reshape(-1), 0
             if name == POSITION:
@@ -839,7 +1036,7 @@ class PagedPlan:
             pages = PageLists.of_rows(given.table)
         else:
             pages = PageLists.of_lists(given.starts, given.table)
-        arrays = self._paged.placed.arrays
+        arrays = self.paged.placed.arrays
         data = [
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
             for array, x in zip(arrays, given.data, strict=True)
@@ -852,7 +1049,7 @@ class PagedPlan:
     def _fill_block(self, given: _Given, library: Library) -> None:
         """Set the arguments of the launch."""
         block, sizes = self._block.members, self._sizes
-        arrays = self._paged.placed.arrays
+        arrays = self.paged.placed.arrays
         if not block.tokens and not block.sequences:
             for name, to in self._state.items():
                 if hasattr(block, name):
@@ -898,38 +1095,91 @@ class PagedPlan:
     @property
     def data(self) -> dict[str, Any]:
         """The data of the compiled mask, by name."""
-        placed, state = self._paged.placed, self._state
+        placed, state = self.paged.placed, self._state
         arrays = {name: state[_STATE[name]] for name in (*placed.reads, POSITION)}
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
-    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[tuple[Any, ...], ...]:
-        """Return k, v and the page tables for each launch; a plan remembers those of a layer.
+    def check_library(self, tensors: Mapping[str, Any]) -> None:
+        """Check that arrays of a layer are of the library of the page table.
 
         Raises:
-            BadPages: pools do not fit.
+            BadPages: one is not (MC464).
         """
-        try:
-            key = (
-                k_pool.data_ptr(), v_pool.data_ptr(), k_pool.shape, v_pool.shape,
-                k_pool.stride(), v_pool.stride(), k_pool.dtype, v_pool.dtype,
-            )  # fmt: skip
-        except AttributeError:
-            name, pool = ("k_pool", k_pool) if torch_of(k_pool) is None else ("v_pool", v_pool)
-            wanted = "a torch tensor, as the page table"
-            raise BadPages(name, wanted, type(pool).__name__, at=name) from None
-        views = self._views.get(key)
-        if views is None:
-            pools = self._paged._heads_first(k_pool, v_pool)
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            views = self._views[key] = tuple(part.blocks.in_pages(*pools) for part in self.parts)
-        return views
+        kind: type = np.ndarray if self._torch is None else self._torch.Tensor
+        for name, x in tensors.items():
+            if not isinstance(x, kind):
+                library = "an array of NumPy" if self._torch is None else "a torch tensor"
+                wanted = f"{library}, as the page table"
+                raise BadPages(name, wanted, type(x).__name__, at=name)
+
+    def scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
+        """Return the scales of a layer; a plan remembers those that lie on its device.
+
+        Raises:
+            BadPages: they do not fit (MC464).
+        """
+        if k_scale is None and v_scale is None:
+            return self._usual_scales
+        kinds = _scale_kind(k_scale), _scale_kind(v_scale)
+        known = None if None in kinds else self._scales.get(kinds)
+        if known is None:
+            known = self._checked_scales(k_scale, v_scale)
+            if len(self._scales) >= _MOST_SCALES:
+                self._scales.clear()
+            if known.lasting and None not in kinds:
+                self._scales[kinds] = known
+        return known
+
+    @cached_property
+    def _usual_scales(self) -> PoolScales:
+        return self._checked_scales(None, None)
+
+    def _checked_scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
+        paged, owner = self.paged, self._state.get("owner")
+        given = (("k_scale", k_scale), ("v_scale", v_scale))
+        k, v = (paged._scale(x, name, self) for name, x in given)
+        if not (paged.in_e4m3 and paged.loads_pages):
+            return PoolScales(k, v)
+        factors = self._factor(k), self._factor(v)
+        by_sequence = any(factor.sequence_step for factor in factors)
+        at = address(owner) if by_sequence and owner is not None else 0
+        held = zip(factors, (k, v), strict=True)
+        lasting = all(factor.held is None or factor.held is x for factor, x in held)
+        return PoolScales(k, v, pool_block(*factors, at), factors, lasting)
+
+    def check_scale(self, shape: tuple[int, ...], name: str) -> None:
+        """Check the shape of the scales of each sequence.
+
+        Raises:
+            BadPages: it is another one, or sequences share keys.
+        """
+        sequences, heads = self._sizes.sequences, self.paged.heads[1]
+        wanted = f"of shape [{sequences}, {heads}] or [{sequences}, 1]"
+        if self._shared is not None:
+            wanted = f"of shape [{heads}] or a number, as sequences share keys"
+        if self._shared is not None or shape not in ((sequences, heads), (sequences, 1)):
+            raise BadPages(name, wanted, list(shape), at=name)
+
+    def _factor(self, scale: Any) -> PoolFactor:
+        """A scale as kernels read it."""
+        if not hasattr(scale, "shape"):
+            return PoolFactor(scale)
+        torch = self._torch
+        if torch is None:
+            scale = np.asarray(scale, np.float32)
+        else:
+            scale = scale if isinstance(scale, torch.Tensor) else torch.from_numpy(scale)
+            if scale.dtype != torch.float32 or scale.device != self._device:
+                scale = scale.to(self._device, torch.float32)
+        axes = zip(scale.shape, steps_of(scale), strict=True)
+        by_sequence, by_head = (0, 0, *(step if size > 1 else 0 for size, step in axes))[-2:]
+        return PoolFactor(1.0, address(scale), by_sequence, by_head, scale)
 
     @cached_property
     def parts(self) -> tuple[QueryPart, ...]:
         """The launches of a run: one, or one for shared keys and one for all others."""
-        paged, shared = self._paged, self._shared
+        paged, shared = self.paged, self._shared
         if shared is None:
             return (QueryPart(paged.attn, self._blocks, self.data),)
         placed, attn = paged._split
@@ -960,15 +1210,15 @@ class PagedPlan:
         for sequence, ((first, end), keys) in enumerate(
             zip(spans.tolist(), used.tolist(), strict=True)
         ):
-            count = -(-keys // self._paged.page_size)
-            room = min(self.max_seqlen_kv, (end - first) * self._paged.page_size)
+            count = -(-keys // self.paged.page_size)
+            room = min(self.max_seqlen_kv, (end - first) * self.paged.page_size)
             if keys > room:
                 finding = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
                 if room < self.max_seqlen_kv:
                     finding = f"{keys} keys, and its {end - first} pages hold {room}"
                 raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
-            shared = entries[spans[0, 0] :][: self._shared_keys // self._paged.page_size].tolist()
+            shared = entries[spans[0, 0] :][: self._shared_keys // self.paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
                 if index < len(shared) and page != shared[index]:
                     raise PageNotShared(sequence, index, page, shared[index], at="page_table")
@@ -986,7 +1236,7 @@ class PagedPlan:
         Raises:
             SlotTwice: two rows go to one slot (MC663).
         """
-        _check_slots(self.slots, self._paged.page_size)
+        _check_slots(self.slots, self.paged.page_size)
 
 
 def _check_slots(slots: Any, size: int) -> None:
@@ -995,6 +1245,56 @@ def _check_slots(slots: Any, size: int) -> None:
         if slot >= 0 and slot in seen:
             raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
         seen[slot] = row
+
+
+def _kind_of(
+    q: Any, k_pool: Any, v_pool: Any, options: tuple[object, ...], slopes: Any, sinks: Any
+) -> object:
+    """Everything that the launch of a layer depends on, except where its tensors lie; None for a
+    call that torch must see."""
+    torch = torch_of(q)
+    if torch is None or not type(q) is type(k_pool) is type(v_pool) is torch.Tensor:
+        return None
+    if torch._C._is_any_autocast_enabled() or needs_torch(q, k_pool, v_pool, slopes, sinks):
+        return None
+    kind = (
+        q.shape, q.stride(), q.dtype, q.get_device(),
+        k_pool.shape, k_pool.stride(), k_pool.dtype, k_pool.get_device(),
+        v_pool.shape, v_pool.stride(), v_pool.dtype, v_pool.get_device(),
+        options,
+    )  # fmt: skip
+    if slopes is None and sinks is None:
+        return kind
+    of_heads = _scale_kind(slopes), _scale_kind(sinks)
+    return None if None in of_heads else (*kind, *of_heads)
+
+
+def _eagerly(run: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run a layer outside of torch.compile's graph, which breaks here: a launch over pages reads
+    addresses, which a graph does not have."""
+    torch: Any = torch_of(arguments[0])
+    return torch._dynamo.disable(run)(*arguments, **options)
+
+
+setattr(_eagerly, "_torchdynamo_disable", True)  # noqa: B010
+
+
+def _without_autocast(q: Any) -> AbstractContextManager[object]:
+    """Kernels take tensors as they are: torch would cast views of pools, which have no places."""
+    torch = torch_of(q)
+    if torch is None or not torch._C._is_any_autocast_enabled():
+        return nullcontext()
+    off: AbstractContextManager[object] = torch.autocast(q.device.type, enabled=False)
+    return off
+
+
+def _scale_kind(x: Any) -> object:
+    """Where and how a tensor lies, or a number; None for arrays of other libraries."""
+    if x is None or type(x) is float:
+        return (x,)
+    if not hasattr(x, "get_device"):
+        return None
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()
 
 
 def _rounded(keys: int) -> int:

@@ -131,6 +131,17 @@ PAGE_FIELDS: tuple[Field, ...] = (
 )
 """Members that follow these in sources with a paged KV cache."""
 
+POOL_FIELDS: tuple[Field, ...] = (
+    Field("k_scale", "const float *", "factors of keys, or null: k_number"),
+    Field("v_scale", "const float *", "likewise of values"),
+    Field("k_scale_step", "i64", "elements between sequences, heads; 0 broadcasts", 2),
+    Field("v_scale_step", "i64", "likewise", 2),
+    Field("scale_sequence", "const i32 *", "[batch]: whose factors, or null: its own"),
+    Field("k_number", "float", "the factor of all keys"),
+    Field("v_number", "float", "likewise of values"),
+)
+"""Members that follow these in sources that convert pools of E4M3."""
+
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     (
         "tile",
@@ -344,6 +355,7 @@ STEP_FIELDS: tuple[Field, ...] = (
     Field("queries", "i32 *", "[blocks][block]: queries of its sequence, or null"),
     Field("key_count", "i32 *", "[blocks]: as in struct Attention"),
     Field("first_page", "i32 *", "[blocks]: likewise"),
+    Field("owner", "i32 *", "[blocks]: the sequence of each, or null"),
     Field("used", "i32 *", "[sequences]: keys"),
     Field("spans", "i32 *", "[sequences][2]: its first entry, and the one past its last"),
     Field("pages", "i32 *", "[entries]: as in struct Attention"),

@@ -62,6 +62,8 @@ class Placed:
     """The data array with the position of each query among its sequence's keys."""
     page_size: int = 0
     """Keys of a page, if k and v are pools of pages; 0: keys are contiguous."""
+    pool: DType | None = None
+    """Storage type of pools whose numbers kernels convert on load; None: that of q."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,22 @@ class Problem:
         return 0 if self.placed is None else self.placed.page_size
 
     @property
+    def of_keys(self) -> DType:
+        """The storage type of k and v."""
+        pool = None if self.placed is None else self.placed.pool
+        return self.dtype if pool is None else pool
+
+    @property
+    def converts(self) -> bool:
+        """Whether k and v are numbers of pools that kernels convert on load."""
+        return self.of_keys is not self.dtype
+
+    @property
     def row_bytes(self) -> tuple[int, int]:
         """Bytes of a token: of its rows of q and out, and of those of k and v."""
         size, of_out = self.dtype.itemsize, self.dtype.of_out.itemsize
         dims = self.head_dim + self.head_dim_v
-        return self.head_dim * size + self.head_dim_v * of_out, dims * size
+        return self.head_dim * size + self.head_dim_v * of_out, dims * self.of_keys.itemsize
 
     @property
     def names_tile(self) -> bool:

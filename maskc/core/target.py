@@ -61,6 +61,9 @@ class Target:
     """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
     loads_pages: bool = False
     """Whether its kernels load keys and values from pages of pools."""
+    pool_dims: tuple[int, ...] = ()
+    """Widths of rows, of q, k and v alike, whose kernels convert pools of E4M3 on load; with
+    `loads_pages`, a target without `head_dims` converts rows of all widths."""
     unequal: tuple[UnequalWidths, ...] = ()
     """Widths that kernels of the default form support in addition to `head_dims`."""
 
@@ -131,6 +134,15 @@ class Target:
             # Gradients of tables keep sixteen keys of k and v in registers.
             known = known and not reads(problem.score.logit)
         return problem.dtype not in self.dtypes or not known
+
+    def loads(self, problem: Problem) -> bool:
+        """Whether its kernels load k and v from pages of the problem's pools, and convert them if
+        they have another dtype. Rows of E4M3 have whole pieces of 16 bytes."""
+        if not self.loads_pages or not problem.converts or not self.head_dims:
+            return self.loads_pages
+        padded, dims = self.padded(problem), (problem.head_dim, problem.head_dim_v)
+        of_qk, of_v = padded.head_dim, padded.head_dim_v
+        return of_qk == of_v and of_qk in self.pool_dims and not any(x % 16 for x in dims)
 
     def passes(self, problem: Problem) -> tuple[Direction, ...]:
         """The passes that it has kernels for."""
@@ -242,16 +254,18 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), _BOTH, 0, least_block=1,
-            scores=True, drops=True,
+            scores=True, drops=True, loads_pages=True,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
             _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, loads_pages=True,
+            pool_dims=(32, 64, 96, 128, 192, 256),
             unequal=(UnequalWidths(576, 512, (Direction.forward,)),),
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (32, 64, 96, 128, 192, 256), _BOTH, 227 * 1024,
             least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256), loads_pages=True,
+            pool_dims=(32, 64, 96, 128, 192, 256),
             unequal=(UnequalWidths(192, 128, _BOTH),),
         ),
         Target(

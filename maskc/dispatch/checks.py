@@ -63,9 +63,10 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
         if length > MAX_LENGTH:
             raise BadLength(name, MAX_LENGTH, length, at=name)
     for name, array in (("q", q), ("k", k), ("v", v)):
-        if array.dtype != q.dtype == problem.dtype.value:
+        kind = problem.dtype if name == "q" else problem.of_keys
+        if array.dtype != q.dtype == problem.dtype.value and not problem.converts:
             raise DTypesDiffer(q.dtype, name, array.dtype, at=name)
-        check_storage(name, array, problem.dtype.value, target, q.device)
+        check_storage(name, array, kind.value, target, q.device)
     return Sizes(batch, heads_q, heads_kv, n_q, n_kv)
 
 

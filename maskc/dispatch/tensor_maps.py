@@ -75,6 +75,7 @@ def tensor(
         if pages:
             tokens, batch = problem.page_size, pages
     kind = problem.dtype.of_out if name == "out" else problem.dtype
+    kind = problem.of_keys if name in OF_KEYS else kind
     dims, steps = [width], []
     nothing = 0 in (batch, heads, tokens)
     for what, count, stride in (

@@ -48,7 +48,9 @@ def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
     shape, counts = tuple(rows.shape), (1, 2) if causal else (2, 4)
     if len(shape) != 4 or shape[3] not in counts or not all(shape):
         numbers = " or ".join(map(str, counts))
-        wanted = f"of shape [batch, heads, n_kv, {numbers}] with causal={causal}"
+        others = "2 or 4" if causal else "1 or 2"
+        wanted = f"of shape [batch, heads, n_kv, {numbers}] with causal={causal}, of {others} "
+        wanted += f"numbers with causal={not causal}"
         raise BadRanges("startend_row_indices", wanted, list(shape), at="startend_row_indices")
 
     rows = _watched(rows)

@@ -389,6 +389,7 @@ def kernel_spec(
         banner=banner("Attention for one mask", plan, _size(plan)),
         page_size=plan.problem.page_size,
         granule=granule(plan.problem.page_size, plan.tile.k),
+        converts=plan.problem.converts,
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
         rows=rows,

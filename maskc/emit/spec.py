@@ -312,6 +312,8 @@ class KernelSpec:
     """Keys of a page, for paged keys (sm_90a); 0: keys are contiguous."""
     granule: int = 0
     """Keys of a tile that lie in one page for certain."""
+    converts: bool = False
+    """Whether k and v are numbers of E4M3 pools, which the kernel converts on load."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -324,6 +326,7 @@ class KernelSpec:
             "WITH_PAIR_TILES": self.copies_pair_tiles,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
+            "E4M3_POOLS": self.converts,
             "HAS_ALWAYS_KEPT": self.has_always_kept,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
@@ -335,6 +338,16 @@ class KernelSpec:
     def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
+
+    @property
+    def keys_policy(self) -> str:
+        """The loader of keys and values: files keys_* (sm_80)."""
+        return "pools" if self.converts else "pages" if self.page_size else "rows"
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scores have factors that differ by head, in addition to the scale."""
+        return self.fp8 or self.converts
 
     @property
     def tokens(self) -> str:
@@ -366,7 +379,7 @@ class KernelSpec:
     @property
     def shifts(self) -> bool:
         """Whether what is added to scores by distance is found by diagonals of a tile (sm_90a)."""
-        if self.fp8:  # shifts are relative to a scale without factors
+        if self.scaled:  # shifts are relative to a scale without factors
             return False
         schedule = self.schedule
         if schedule is None or not schedule.has_room(schedule.shift_bytes, self.target):
@@ -390,7 +403,7 @@ class KernelSpec:
     def reads_pair_rows(self) -> bool:
         """Whether a table with an entry for each pair is read along its rows (sm_90a)."""
         return (
-            self.score is not None and self.score.pair is not None and not self.fp8
+            self.score is not None and self.score.pair is not None and not self.scaled
             and self.target.name == "sm_90a" and self.tile.q >= 64 and self.boxes is None
             and self.rows is None and not self.gathered and self.chosen is None
         )  # fmt: skip

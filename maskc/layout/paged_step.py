@@ -94,6 +94,7 @@ def step_arrays(
         "queries": np.broadcast_to(np.where(inside[:, None], own_q, 0), local.shape),
         "key_count": np.where(there.any(1), np.minimum(lens_kv, room)[owner], 0),
         "first_page": np.where(inside, pages.first[owner], 0),
+        "owner": np.where(inside, owner, 0),
         "used": lens_kv[:count],
         "spans": np.stack([pages.first[:count], pages.end[:count]], 1),
         "pages": pages.entries,

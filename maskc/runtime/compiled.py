@@ -57,7 +57,8 @@ from maskc.runtime.autograd import (
 )
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import Asked, Unlisted
+from maskc.runtime.device_lists.call import Asked, DataCall, Unlisted
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.dropout import DropoutBlock, drawn
 from maskc.runtime.fp8 import E4M3Factors
 from maskc.runtime.launch.listed import ListedRowsPlan
@@ -66,6 +67,7 @@ from maskc.runtime.launch.sequence import PartedPlan
 from maskc.runtime.paged import PageBlock
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
+from maskc.runtime.repeated import FirstPass, RepeatedPass
 from maskc.runtime.scored import ScoreReader
 from maskc.runtime.selecting import call_selecting
 from maskc.runtime.torch_calls import entmax_by_head, through_torch
@@ -547,10 +549,35 @@ class CompiledMask:
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with return_lse; lse is fp32 [B, Hq, Nq].
         """
+        if self._runner is not None:
+            return self._runner.run(self, call)
+        return self._launched(call)[0]
+
+    def run_first(self, call: AttentionCall) -> tuple[Any, RepeatedPass | None]:
+        """Run the forward pass of a call for q's dtype, which others like it will follow.
+
+        Returns:
+            (the results of `run`, the pass as it repeats for tensors elsewhere). None in its place
+            where each call has to be planned: where the host makes lists, where nobody can tell
+            whether data change, and in CUDA graphs, which make lists at every replay.
+        """
+        if self._runner is not None or self._score is not None:
+            return self.run(call), None
+        results, plan, sent, *rest = self._launched(call)
+        while isinstance(plan, BlockLaunch):
+            plan = plan.plan
+        if not isinstance(plan, DataCall) or not isinstance(plan.plan, ListsPlan):
+            return results, None
+        if plan.watched is None or not sent.usual.lasting:
+            return results, None
+        launched = FirstPass(plan.plan, plan.watched, *rest)
+        return results, RepeatedPass(launched, self._unaligned)
+
+    def _launched(self, call: AttentionCall) -> tuple[Any, ...]:
+        """Run a call; return its results, and how it was launched: the plan, what its stream has,
+        then the rest of `FirstPass`."""
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
-            if self._runner is not None:
-                return self._runner.run(self, call)
             call, opened = self._opened(call)
         q, k, v, options, data, into = call[:6]
         given = [q, k, v]
@@ -579,7 +606,8 @@ class CompiledMask:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
         plan.run(sent, pointers, scalars, stream)
-        return (out, lse) if options.return_lse else out
+        results = (out, lse) if options.return_lse else out
+        return results, plan, sent, lib, stream, pointers, scalars, outputs
 
     def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
         """(the call without what kernels find behind `struct Attention`, that in its order)."""

@@ -7,7 +7,7 @@ call, and page tables are in a block behind `struct Attention`.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from maskc.core.attention_call import AttentionCall
 from maskc.dispatch.options import Pages
@@ -15,6 +15,8 @@ from maskc.runtime.launch.prepared import OpenedCall
 
 BLOCK = struct.Struct("PPPi4x")
 """core/abi.PAGE_FIELDS."""
+_POOL_BLOCK = struct.Struct("PPqqqqPff")
+"""core/abi.POOL_FIELDS."""
 TABLES = "page tables"
 """Under this name calls pass PageTables among the data; no mask reads it."""
 
@@ -26,6 +28,41 @@ class PageTables(NamedTuple):
     block: bytes
     held: object
     """Keeps the arrays alive that the block points to."""
+
+
+class PoolFactor(NamedTuple):
+    """Factors of the numbers of an E4M3 pool: a number, or an array on the device."""
+
+    number: float
+    pointer: int = 0
+    """Address of fp32 numbers; 0 for a number."""
+    sequence_step: int = 0
+    head_step: int = 0
+    """Elements from one sequence, or head, to the next; 0 if they share a factor."""
+    held: Any = None
+    """The array."""
+
+
+class PoolScales(NamedTuple):
+    """The scales of the pools of a layer."""
+
+    k: Any
+    v: Any
+    """Numbers or arrays as given; 1.0 when left out."""
+    block: bytes = b""
+    """Members behind BLOCK, for kernels that convert pools."""
+    held: object = None
+    """Keeps the arrays alive that the block points to."""
+    lasting: bool = True
+    """Whether the block points to the arrays that were given, and not to copies."""
+
+
+def pool_block(k: PoolFactor, v: PoolFactor, owner: int) -> bytes:
+    """Return core/abi.POOL_FIELDS; `owner`: address of each block's sequence, 0: its own number."""
+    return _POOL_BLOCK.pack(
+        k.pointer, v.pointer, k.sequence_step, k.head_step, v.sequence_step, v.head_step, owner,
+        k.number, v.number,
+    )  # fmt: skip
 
 
 class PageBlock:

@@ -51,8 +51,9 @@ def is_e4m3(x: Any) -> bool:
 
 
 def by_head(scale: Any, rows: Any) -> Any:
-    """A scale as a factor of rows [.., heads, D]: a number, or an array of one or of heads."""
-    if not hasattr(scale, "shape"):
+    """A scale as a factor of rows [.., heads, D]: a number, an array of one or of heads, or one
+    that has the rows' dimensions."""
+    if not hasattr(scale, "shape") or len(scale.shape) == len(rows.shape):
         return scale
     shaped = scale.reshape(-1, 1)
     return shaped if torch_of(rows) is None else shaped.to(rows.device)

@@ -155,7 +155,7 @@ class CallPlanner:
             views["k"] = views["k"]._replace(strides=(*pages.k, 1))
             views["v"] = views["v"]._replace(strides=(*pages.v, 1))
             for name in ("k", "v"):
-                dtype, device = self.bundle.problem.dtype.value, views["q"].device
+                dtype, device = self.bundle.problem.of_keys.value, views["q"].device
                 checks.check_storage(name, views[name], dtype, self.target, device)
         wanted = Pass(
             direction, features, options.deterministic, views["q"].device, options.alpha_minus_1,

@@ -67,6 +67,12 @@ _Static_assert(TILE_Q % LANES == 0, "the lanes of a vector are queries of one ti
 
 #include "cpu/lib/scores.h"
 
+#if WITH_PAGES
+// ---------------------------------------------------------------- pages
+
+#include "cpu/lib/pages.h"
+
+#endif
 #if HAS_SELECTIONS
 // ---------------------------------------------------------------- selection
 

@@ -58,6 +58,17 @@ struct Shared {
 
 #include "sm80/lib/logits.cuh"
 
+#if E4M3_POOLS
+FN void scale_scores(Scores &s, float by) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[m][n][e] *= by;
+}
+
+#endif
 #include "sm80/lib/nan_safe.cuh"
 
 #if WITH_THRESHOLDS
@@ -121,7 +132,12 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         const bool accumulates = p->accumulates && q < p->n_q;
         const float weight = accumulates ? join_sum(joined[r], total, base, factor) : 0.0f;
         const bool empty = total == 0.0f;
+#if E4M3_POOLS
+        const float scale =
+            not_zero(factor * fast_reciprocal(total)) * shared.block.value_scale;
+#else
         const float scale = not_zero(factor * fast_reciprocal(total)) * kept_scale(*p);
+#endif
         const float share = not_zero(weight * fast_reciprocal(total));
         if (lane % 4 == 0 && q < p->n_q)
             lse_of(p, work, q) =
@@ -268,12 +284,18 @@ attention_forward(const __grid_constant__ struct Attention p) {
         if (masked) seen = seen_by(&p, block, tile);
 
         copy_wait<0>();   // k has arrived, and
+#if E4M3_POOLS
+        convert_keys(k_tile);
+#endif
         __syncthreads();  // the previous v is no longer read
         load_keys<PIECES_V>(v_tile, block.v, p.v_stride, first_k, p, block.work.batch);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
         const auto load_next = [&] {
             copy_wait<0>();   // v has arrived, and
+#if E4M3_POOLS
+            convert_keys(v_tile);
+#endif
             __syncthreads();  // k is no longer read
 #if WIDE
             add_half(s, shared.halves);
@@ -296,6 +318,9 @@ attention_forward(const __grid_constant__ struct Attention p) {
 #if WITH_THRESHOLDS
         if (!masked) seen = everything(), masked = true;
         keep_chosen(seen, s, &p, block, first_k);
+#endif
+#if E4M3_POOLS
+        if (BENT) scale_scores(s, block.key_scale);
 #endif
         make_logits(s, &p, block, first_k);
         if (masked && !sees_all(seen)) hide_rest(s, seen);

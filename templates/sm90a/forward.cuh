@@ -54,6 +54,10 @@ struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][V_STAGE];
+#if E4M3_POOLS
+    unsigned char pool_k[STAGES][K_BYTES_IN_POOL];
+    unsigned char pool_v[STAGES][V_BYTES_IN_POOL];
+#endif
 #if LONG_SUMS
     float4 sums[GROUPS][HEAD_DIM_V / 8][128];
 #endif
@@ -64,6 +68,10 @@ struct Shared {
 #endif
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+#if E4M3_POOLS
+    u64 pool_k_full[STAGES], pool_k_free[STAGES], pool_v_full[STAGES], pool_v_free[STAGES];
+    i32 pool_next[STAGES];
+#endif
     u64 started;              // the producer has written first_word
     i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
@@ -91,8 +99,17 @@ FN void initialize(struct Shared &shared) {
         barrier_init(shared.q_free[i], GROUPS);
     }
     for (int i = 0; i < STAGES; i++) {
+#if E4M3_POOLS
+        barrier_init(shared.pool_k_full[i], 1);
+        barrier_init(shared.pool_v_full[i], 1);
+        barrier_init(shared.pool_k_free[i], CONVERTING_WARPS);
+        barrier_init(shared.pool_v_free[i], CONVERTING_WARPS);
+        barrier_init(shared.k_full[i], CONVERTING_WARPS);
+        barrier_init(shared.v_full[i], CONVERTING_WARPS);
+#else
         barrier_init(shared.k_full[i], 1);
         barrier_init(shared.v_full[i], 1);
+#endif
         barrier_init(shared.k_free[i], GROUPS);
         barrier_init(shared.v_free[i], GROUPS);
     }
@@ -113,6 +130,10 @@ FN void initialize(struct Shared &shared) {
 
 #include "sm90a/lib/sums.cuh"
 
+#if E4M3_POOLS
+#include "sm90a/lib/convert_tiles.cuh"
+
+#endif
 #include "sm90a/lib/forward_load.cuh"
 
 // ---------------------------------------------------------------- the consumer warpgroups
@@ -453,7 +474,12 @@ attention_forward(const __grid_constant__ struct Attention p,
 #if WITH_ENTMAX
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
 #else
+#if E4M3_POOLS
+        if (threadIdx.x >= 32) convert_tiles(shared);
+        else if (elected()) copy_tiles(pool_stages(shared), p, maps);
+#else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#endif
 #endif
     } else {
         setmaxnreg_inc<COMPUTE_REGISTERS>();

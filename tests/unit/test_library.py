@@ -113,6 +113,7 @@ def test_the_digest_is_of_files_without_comments(monkeypatch):
 ATTENTION = {
     "": abi.FIELDS, "WITH_SCORE": abi.SCORE_FIELDS, "WITH_DROPOUT": abi.DROPOUT_FIELDS,
     "WITH_FP8": abi.FP8_FIELDS, "WITH_PAGES": abi.PAGE_FIELDS,
+    "E4M3_POOLS": abi.POOL_FIELDS,
 }  # fmt: skip
 """The fields of `struct Attention` by the switch that adds them."""
 

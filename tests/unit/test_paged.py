@@ -11,9 +11,11 @@ import pytest
 import maskc as mc
 from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
+from maskc.runtime.compiled import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.ledger import build
 from tests.support.paged import Pool, exact
+from tests.support.thorough import chiefly
 
 LENGTHS, COUNTS = [75, 0, 1, 40, 9, 33], [1, 0, 1, 40, 3, 10]
 
@@ -214,6 +216,66 @@ def test_what_is_refused():
         on_cpu(mc.documents("d"), 16).plan(table, 1, [3])
     with pytest.raises(MaskcError, match="MC302"):
         on_cpu(mc.causal(), 16).plan(table, 1, [3], d=[1])
+
+
+def test_mistakes_of_layers():
+    torch = pytest.importorskip("torch")
+    attn, other = on_cpu(mc.causal(), 16), on_cpu(mc.window(3), 16)
+    pool = Pool([20, 7], 16, 2, 16)
+    table, lengths = torch.from_numpy(pool.table), torch.tensor([20, 7])
+    plan = attn.plan(table, 1, lengths)
+    q, k, v = (torch.from_numpy(x) for x in (pool.queries([1, 1], 4), pool.k_pool, pool.v_pool))
+    for given, options, why in (
+        ((q, k, v, other.plan(table, 1, lengths)), {}, "MC464.*plan must be what plan.. of Paged"),
+        ((q, plan, k, v), {}, "MC464.*plan must be .*, found Tensor"),
+        ((q.numpy(), k, v, plan), {}, "MC464.*q must be a torch tensor, as the page table"),
+        ((q, k.numpy(), v, plan), {}, "MC464.*k_pool must be a torch tensor"),
+        ((q.double(), k.double(), v.double(), plan), {}, "MC464.*q must be of dtype float32, bf"),
+        ((q, k.swapaxes(1, 2), v.swapaxes(1, 2), plan), {}, r"MC464.*head_dim\] for NHD"),
+        ((q, k, v, plan), {"window": 3}, "MC302.*named 'window'"),
+        ((q.clone().requires_grad_(), k, v, plan), {}, "MC503.*q requires grad, and pages have a"),
+        ((q, k, v.clone().requires_grad_(), plan), {}, r"MC503.*v_pool requires(.|\n)*no_grad\(\)"),
+        ((q, k, v, plan), {"sink_logits": torch.zeros(4, requires_grad=True)}, "MC503.*sink_log"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.run(*given, **options)
+    with torch.no_grad():
+        attn.run(q.clone().requires_grad_(), k, v, plan)
+    with pytest.raises(MaskcError, match=r"page_table must be an array .*, or a tuple"):
+        attn.plan([torch.from_numpy(pool.indptr), torch.from_numpy(pool.indices)], 1, lengths)
+    with pytest.raises(MaskcError, match=r"MC106.*mc\.paged expects a mask(.|\n)*mc\.where"):
+        on_cpu(lambda q, k: k <= q, 16)
+    with pytest.raises(MaskcError, match=r"pool_dtype must be 'float8_e4m3fn', or None.*'fp8'"):
+        on_cpu(mc.causal(), 16, pool_dtype="fp8")
+
+
+def test_calls_without_a_graph():
+    """torch.compile runs layers outside of its graph; autocast casts no pools."""
+    torch = pytest.importorskip("torch")
+    attn, pool = on_cpu(mc.causal(), 16, dtype=None), Pool([20, 7], 16, 2, 16)
+    plan = attn.plan(torch.from_numpy(pool.table), 1, torch.tensor([20, 7]))
+    q, k, v = (torch.from_numpy(x) for x in (pool.queries([1, 1], 4), pool.k_pool, pool.v_pool))
+    out, lse = attn.run(q, k, v, plan)
+    layer = torch.compile(
+        lambda q: attn.run(q * 2, k, v, plan, scale=0.125)[0] + 1, backend="eager"
+    )
+    torch.testing.assert_close(layer(q), out + 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = attn.run(q, k, v, plan)
+    torch.testing.assert_close(results, (out, lse))
+
+
+def test_explanations_say_how_pages_are_read():
+    for options, why in (
+        ({}, "loaded where they lie"),
+        ({"pool_dtype": "float8_e4m3fn"}, "lie, E4M3 converted to float32 on load"),
+        ({"target": "simt"}, "copied before each launch: target simt loads none"),
+        ({"target": "sm_90a", "dtype": "float16", "dim": 72, "pool_dtype": "float8_e4m3fn"},
+         "sm_90a convert no rows of 72 and 72"),
+    ):  # fmt: skip
+        attn = on_cpu(mc.causal(), 16, **options)
+        assert attn.loads_pages == ("copied" not in attn.explain())
+        assert why in attn.explain().splitlines()[-1]
 
 
 def test_tables_are_checked_where_asked(monkeypatch):
@@ -540,35 +602,127 @@ def test_what_append_refuses():
         eight.append(rows, rows, *pools, eight.plan(np.array([[0], [2]]), 1, [3, 4]))
 
 
-@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
-def test_pools_in_e4m3(where, monkeypatch):
-    """Numbers of a pool, times the scale of their head, are the keys and values."""
-    if where != "numpy":
-        torch = pytest.importorskip("torch")
-    if where == "sm_90a":
+E4M3_MASK = mc.window(200) | (mc.sinks(3) & mc.causal())
+MIXED = [20, 0, 1, 1, 5]
+CAPPED = {"softcap": 2.0, "sink_logits": True, "alibi_slopes": True, "scale": -0.2}
+CONVERTED = [
+    # target, D, Dv, page, layout, queries, heads, dtype, factors, options
+    ("cpu", 16, 16, 8, "NHD", MIXED, (4, 2), "float32", "heads", {}),
+    ("cpu", 16, 24, 24, "HND", MIXED, (4, 2), "bfloat16", "sequences", CAPPED),
+    ("sm_90a", 64, 64, 16, "NHD", [1], (8, 1), "bfloat16", "heads", {}),
+    ("sm_90a", 64, 64, 256, "HND", [3], (2, 2), "float16", "number", CAPPED),
+    ("sm_90a", 128, 128, 64, "HND", MIXED, (8, 2), "float16", "heads", {}),
+    ("sm_90a", 128, 128, 16, "NHD", MIXED, (2, 2), "bfloat16", "sequences", CAPPED),
+    ("sm_90a", 128, 128, 16, "HND", [1], (8, 1), "bfloat16", "sequences", {"deterministic": True}),
+    ("sm_90a", 80, 48, 1, "NHD", [1], (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 32, 32, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 192, 192, 64, "NHD", MIXED, (4, 2), "bfloat16", "heads", {}),
+    ("sm_90a", 256, 256, 16, "HND", MIXED, (2, 2), "bfloat16", "heads", {}),
+    ("sm_80", 64, 64, 16, "NHD", [1], (8, 1), "bfloat16", "heads", {}),
+    ("sm_80", 128, 128, 64, "HND", MIXED, (8, 2), "float16", "sequences", CAPPED),
+    ("sm_80", 128, 128, 256, "NHD", [3], (2, 2), "bfloat16", "number", {}),
+    ("sm_80", 80, 48, 1, "NHD", [1], (4, 2), "bfloat16", "heads", {}),
+    ("sm_80", 256, 256, 24, "HND", MIXED, (4, 2), "bfloat16", "heads", CAPPED),
+]  # fmt: skip
+
+
+def numbers_of(pool, factors, kv_heads):
+    """Round a pool's numbers to E4M3; return their factors, which the pool's keys and values
+    have afterwards."""
+    rng, count = np.random.default_rng(5), len(pool.lengths)
+    shape = {"number": (1, 1), "heads": (1, kv_heads), "sequences": (count, kv_heads)}[factors]
+    k_scale, v_scale = rng.uniform(0.3, 2, (2, *shape)).astype(np.float32)
+    v_scale = v_scale[:, :1]
+    for x, scale in ((pool.k, k_scale), (pool.v, v_scale)):
+        wide = np.broadcast_to(scale, (count, kv_heads))
+        x[:] = [in_e4m3(rows) * own[:, None] for rows, own in zip(x, wide, strict=True)]
+    if factors == "number":
+        return float(k_scale[0, 0]), float(v_scale[0, 0])
+    return (k_scale[0], v_scale[0]) if factors == "heads" else (k_scale, v_scale)
+
+
+@pytest.mark.parametrize("case", CONVERTED, ids=lambda case: "-".join(map(str, case[:4])))
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_pools_in_e4m3(case, library, monkeypatch):
+    """Numbers of a pool, times the factor of their head or sequence, are the keys and values; NaN
+    of slots that no sequence owns reach nobody."""
+    target, dim, dim_v, page, layout, counts, (heads, kv_heads), kind, factors, options = case
+    if library == "numpy" and (target != "cpu" or kind != "float32"):
+        pytest.skip("calls of the CPU alone take arrays of NumPy")
+    torch = pytest.importorskip("torch")
+    if target != "cpu":
         machine.install(monkeypatch)
-    dim = 64 if where == "sm_90a" else 16
-    pool = Pool(LENGTHS, 8, 2, dim)
-    q, scale = pool.queries(COUNTS, 4), np.array([0.5, 2], np.float32)
-    pool.k = [in_e4m3(x) * scale[:, None] for x in pool.k]
-    pool.v = [in_e4m3(x) * 0.25 for x in pool.v]
-    if where == "numpy":
-        make, kind = (lambda x: x), pytest.importorskip("ml_dtypes").float8_e4m3fn
-        pools = [np.clip(x, -448, 448).astype(kind) for x in (pool.k_pool, pool.v_pool)]
+    lengths = [300, 0, 1, 130, 70]
+    counts = counts * len(lengths) if len(counts) == 1 else counts
+    counts = [min(x) for x in zip(counts, lengths, strict=True)] if len(set(counts)) > 1 else counts
+    pool = Pool(lengths, page, kv_heads, dim, dim_v=dim_v, layout=layout)
+    q = pool.queries(counts, heads)
+    scales = numbers_of(pool, factors, kv_heads)
+    if library == "numpy":
+        make, eight = (lambda x: x), pytest.importorskip("ml_dtypes").float8_e4m3fn
+        pools = [np.clip(x, -448, 448).astype(eight) for x in (pool.k_pool, pool.v_pool)]
     else:
-        make = torch.from_numpy
+        make, rows = torch.from_numpy, getattr(torch, kind)
         pools = [make(x).to(torch.float8_e4m3fn) for x in (pool.k_pool, pool.v_pool)]
-    target, kind = (where, "bfloat16") if where == "sm_90a" else ("cpu", "float32")
     attn = on_cpu(
-        mc.window(30), 8, dim=dim, target=target, dtype=kind, pool_dtype="float8_e4m3fn"
+        E4M3_MASK, page, heads, dim, head_dim_v=dim_v, n_kv_heads=kv_heads, target=target,
+        dtype=kind, layout=layout, pool_dtype="float8_e4m3fn",
     )  # fmt: skip
-    assert not attn.loads_pages
-    plan = attn.plan(make(pool.table), make(np.array(COUNTS)), make(np.array(LENGTHS)))
-    rows = make(q).bfloat16() if where == "sm_90a" else make(q)
-    found = attn.run(rows, *pools, plan, k_scale=make(scale), v_scale=0.25)
-    rule = lambda p, k: (k <= p) & (p - k <= 30)  # noqa: E731
-    want = exact(pool, q, COUNTS, lambda s, h: rule)
-    close(found, want, 3e-2 if where == "sm_90a" else 1e-5)
+    assert attn.loads_pages
+    lens_q = counts[0] if len(set(counts)) == 1 else make(np.array(counts))
+    plan = attn.plan(make(pool.table), lens_q, make(np.array(lengths)))
+    slopes, sinks = np.linspace(0.01, 0.2, heads), np.linspace(-1, 2, heads)
+    given = dict(options)
+    for name, x in (("alibi_slopes", slopes), ("sink_logits", sinks)):
+        if name in options:
+            given[name] = make(x.astype(np.float32))
+    k_scale, v_scale = (x if isinstance(x, float) else make(x) for x in scales)
+    found = attn.run(make(q) if library == "numpy" else make(q).to(rows), *pools, plan,
+                     k_scale=k_scale, v_scale=v_scale, **given)  # fmt: skip
+    logit = lambda s, p, k, head: s  # noqa: E731
+    if options is CAPPED:
+        logit = lambda s, p, k, head: 2 * np.tanh(s / 2) - slopes[head] * np.abs(p - k)  # noqa: E731
+    rule = lambda p, k: (k <= p) & ((p - k <= 200) | (k < 3))  # noqa: E731
+    want = exact(
+        pool, q, counts, lambda s, h: rule, logit, sinks if "sink_logits" in options else None,
+        options.get("scale"),
+    )  # fmt: skip
+    close(found, want, 1e-5 if kind == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_every_number_of_e4m3(hopper, target, kind):
+    """The only key of a sequence has all weight: its values come out as they are, NaN too."""
+    torch = pytest.importorskip("torch")
+    codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 1, 256)
+    attn = on_hopper(mc.causal(), 16, 256, n_heads=1, n_kv_heads=1, dtype=kind, target=target,
+                     pool_dtype="float8_e4m3fn")  # fmt: skip
+    v_pool = codes.expand(1, 16, 1, 256).contiguous().view(torch.float8_e4m3fn)
+    plan = attn.plan(torch.tensor([[0]]), 1, torch.tensor([1]))
+    q = torch.zeros(1, 1, 256, dtype=getattr(torch, kind))
+    out, _ = attn.run(q, torch.zeros_like(v_pool), v_pool, plan)
+    want = np.full(256, np.nan)
+    want[E4M3_CODES] = E4M3_NUMBERS
+    np.testing.assert_array_equal(out.reshape(-1).float().numpy(), want)
+
+
+def test_scales_of_pools_that_are_refused():
+    pool = Pool([20, 7], 8, 2, 16)
+    attn = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
+    eight = pytest.importorskip("ml_dtypes").float8_e4m3fn
+    pools = [x.astype(eight) for x in (pool.k_pool, pool.v_pool)]
+    plan = attn.plan(pool.table, 1, [20, 7])
+    shared = attn.plan(pool.table, 1, [20, 7], shared_keys=8)
+    ones = np.ones((2, 2), np.float32)
+    for scale, of, why in (
+        (-1.0, plan, "a positive number or an array of 1 or 2"),
+        (ones[0, :1].repeat(3), plan, "an array of 1 or 2 of them"),
+        (ones.repeat(2, 0), plan, r"of shape \[2, 2\] or \[2, 1\]"),
+        (ones, shared, "as sequences share keys"),
+    ):
+        with pytest.raises(MaskcError, match=f"k_scale must be .*{why}"):
+            attn.run(pool.queries([1, 1], 4), *pools, of, k_scale=scale)
 
 
 # ------------------------------------------------------------------ Hopper's kernels
@@ -678,10 +832,60 @@ def test_neighbours_decide_no_bit(hopper, target, new, monkeypatch):
         table = torch.from_numpy(pool.table[order])
         plan = attn.plan(table, lens, torch.tensor([lengths[i] for i in order]))
         own = torch.cat([tensors[0][ends[i] : ends[i + 1]] for i in order])
-        return attn.run(own, *tensors[1:], plan, deterministic=True)
+        first, again = (attn.run(own, *tensors[1:], plan, deterministic=True) for _ in range(2))
+        assert all((x == y).all() for x, y in zip(first, again, strict=True))
+        return again
 
     for results in zip(ran([0, 1, 2, 3, 4]), ran([3]), strict=True):
         assert (results[0][ends[3] : ends[4]] == results[1]).all()
+
+
+@pytest.mark.parametrize("counts", [[1] * 3, [2] * 3, [1, 4, 0]], ids=["one", "two", "several"])
+@pytest.mark.parametrize("in_e4m3", [False, True], ids=["halves", "e4m3"])
+def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
+    """Layers that share a plan only say where their tensors lie; the first one after an update is
+    planned again, and so is one of another kind."""
+    import torch
+
+    planned = []
+    first = CompiledMask.run_first
+    monkeypatch.setattr(
+        CompiledMask, "run_first", lambda attn, call: (planned.append(1), first(attn, call))[1]
+    )
+    kind = torch.float8_e4m3fn if in_e4m3 else torch.bfloat16
+    attn = on_hopper(mc.causal(), 16, pool_dtype="float8_e4m3fn" if in_e4m3 else None)
+    given = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)
+    long, short, sinks = [90, 17, 33], [20, 64, 5], np.linspace(-1, 2, 4).astype(np.float32)
+    layers = [
+        # lengths, factor of this layer's numbers, options, calls that are planned so far
+        (long, 1, {}, 1), (long, -0.5, {}, 1), (long, 2, {"scale": 0.3}, 2),
+        (long, 0.25, {"sink_logits": torch.from_numpy(sinks)}, 3), (long, -1, {"scale": 0.3}, 3),
+        (short, 1, {}, 4), (short, 0.5, {}, 4), (long, -2, {}, 5),
+    ]  # fmt: skip
+    table = torch.zeros(3, 7, dtype=torch.int32)
+    plan = attn.plan(table, given, torch.tensor(short), max_seqlen_kv=112)
+    last = None
+    for lengths, factor, options, count in layers:
+        pool, scales = Pool(lengths, 16, 2, 64), {}
+        for x in (*pool.k, *pool.v, pool.k_pool, pool.v_pool):
+            x *= factor
+        table[:, : pool.table.shape[1]] = torch.from_numpy(pool.table)
+        if lengths != last:
+            plan.update(table, given, torch.tensor(lengths))
+        if in_e4m3:
+            k_scale, v_scale = numbers_of(pool, "heads", 2)
+            scales = {"k_scale": torch.from_numpy(k_scale), "v_scale": float(v_scale[0])}
+        last, q = lengths, pool.queries(counts, 4)
+        tensors = [torch.from_numpy(q).bfloat16()]
+        tensors += [torch.from_numpy(x).to(kind) for x in (pool.k_pool, pool.v_pool)]
+        results = attn.run(*tensors, plan, **options, **scales)
+        want = exact(pool, q, counts, lambda s, h: causal, scale=options.get("scale"),
+                     sinks=sinks if "sink_logits" in options else None)  # fmt: skip
+        close(results, want, 2e-2)
+        assert len(planned) == count
+    odd = torch.zeros(tensors[1].numel() + 1, dtype=kind)[1:].view_as(tensors[1])
+    with pytest.raises(MaskcError, match="MC408"):
+        attn.run(tensors[0], odd, tensors[2], plan, **scales)
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
@@ -741,7 +945,7 @@ def test_one_launch_makes_a_step(hopper, kind, given, lists):
             )
             if target == "cpu":  # which cuts as the kernels do
                 monkey = pytest.MonkeyPatch()
-                monkey.setattr(type(attn), "loads_pages", True)
+                monkey.setattr(type(attn), "cuts_queries", True)
             table = torch.from_numpy(entries)[:, ::2]
             if lists:
                 table = torch.from_numpy(starts), table.reshape(-1)
@@ -775,12 +979,12 @@ def test_pickles():
     attn = on_cpu(mc.window(9), 8)
     pool = Pool([20, 7], 8, 2, 16)
     q = pool.queries([1, 1], 4)
-    copy = pickle.loads(pickle.dumps(attn))
+    copy, plan = pickle.loads(pickle.dumps(attn)), attn.plan(pool.table, 1, pool.lengths)
     results = [
-        each.run(q, pool.k_pool, pool.v_pool, each.plan(pool.table, 1, pool.lengths))
-        for each in (attn, copy)
-    ]
-    assert (results[0][0] == results[1][0]).all()
+        attn_or_copy.run(q, pool.k_pool, pool.v_pool, of)
+        for attn_or_copy in (attn, copy) for of in (plan, copy.plan(pool.table, 1, pool.lengths))
+    ]  # fmt: skip
+    assert all((result[0] == results[0][0]).all() for result in results)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
@@ -793,3 +997,17 @@ def test_nvrtc_takes_the_source(arch):
     for kernel in report.kernels:
         assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
         assert kernel.registers <= 128
+
+
+@pytest.mark.parametrize("dim", chiefly([32, 64, 96, 128, 192, 256], 64, 128))
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_kernels_that_convert_pools_do_not_spill(target, dim):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    attn = on_hopper(
+        mc.causal(), 16, dim, target=target, dtype="bfloat16", pool_dtype="float8_e4m3fn"
+    )
+    for unit in attn.attn.bundle.units:
+        for mode, _ in unit.modes if unit.directions else ():
+            for kernel in build(unit, arch=target, mode=mode).report.kernels:
+                spills = kernel.stack, kernel.spill_stores, kernel.spill_loads
+                assert spills == (0, 0, 0), (unit.key, mode, kernel)

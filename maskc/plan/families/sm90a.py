@@ -177,6 +177,23 @@ _FP8_FORMS = {
 }
 """Likewise for E4M3, where rows of v^T have the 128 keys of a tile."""
 
+_POOL_FORMS = {
+    32: _Form(2, 128, 3, (224, 56), keep_q=True),
+    64: _Form(2, 128, 3, (224, 56), keep_q=True),
+    96: _Form(2, 128, 2, (224, 56), keep_q=True),
+    128: _Form(2, 128, 2, (224, 56), keep_q=True),
+    192: _Form(2, 64, 2, (224, 56)),
+    256: _Form(1, 64, 2, (240, 56)),
+}
+"""Likewise for pools of E4M3. Three warps of the warpgroup that copies convert tiles, and need
+registers; bytes of tiles take half as much shared memory again."""
+_SMALL_POOL_FORMS = {
+    32: _Form(1, 64, 2, (104, 56), blocks=3),
+    64: _Form(1, 64, 3, (200, 56), keep_q=True, blocks=2),
+    96: _Form(1, 64, 2, (200, 56), keep_q=True, blocks=2),
+    128: _Form(1, 64, 2, (200, 56), keep_q=True, blocks=2),
+}
+
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
 
@@ -185,6 +202,8 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass."""
     if problem.dtype is DType.float8_e4m3fn:
         return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
+    if problem.converts:
+        return _schedule(problem, _POOL_FORMS[problem.head_dim])
     default = _form(problem)
     if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
         default = _PAIR_FORM
@@ -250,7 +269,8 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
 
 def small_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS."""
-    return _schedule(problem, _SMALL_FORMS[problem.head_dim])
+    forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
+    return _schedule(problem, forms[problem.head_dim])
 
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
@@ -259,10 +279,11 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     threads = 128 * (warpgroups + 1)
     fp8 = problem.dtype is DType.float8_e4m3fn
     sums = 4 * tile.q * dim if fp8 and dim <= 128 else 0
-    room = {q: _shared(tile, slabs, form.stages, q) + sums for q in (1, 2)}
+    more = sums + (_pool_bytes(problem, form) if problem.converts else 0)
+    room = {q: _shared(tile, slabs, form.stages, q) + more for q in (1, 2)}
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * -(-problem.head_dim_v // SLAB) * form.stages * keys
-    lists = min(most - room[1], values) if warpgroups > 1 else 0
+    lists = min(most - room[1], values) if warpgroups > 1 and not problem.converts else 0
     default_mode = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
         entmax = replace(
@@ -407,6 +428,12 @@ def _slabs(problem: Problem) -> _Slabs:
     if problem.dtype is DType.float8_e4m3fn:  # elements of one byte, except in out
         return _Slabs(of_qk, -(-of_qk // 2), -(-of_qk // 2))
     return _Slabs(of_qk, of_qk, of_v)
+
+
+def _pool_bytes(problem: Problem, form: _Form) -> int:
+    """Bytes of tiles of a pool before they are converted, in slabs of 128 columns."""
+    slabs = sum(-(-dim // (2 * SLAB)) for dim in (problem.head_dim, problem.head_dim_v))
+    return 2 * SLAB * slabs * form.stages * form.keys
 
 
 def _shared(tile: TileShape, slabs: _Slabs, stages: int, q_tiles: int) -> int:

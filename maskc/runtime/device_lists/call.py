@@ -126,23 +126,23 @@ class CallablePlan(Protocol):
 class DataCall:
     """One call of such a plan."""
 
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "watched")
+    __slots__ = ("_given", "kernel", "outputs", "plan", "watched")
 
     def __init__(self, plan: CallablePlan, given: Any, watched: Watched | None = None) -> None:
         """`given`, as `enqueue` takes it."""
-        self._plan, self._given, self.watched = plan, given, watched
+        self.plan, self._given, self.watched = plan, given, watched
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
     def changed(self, watched: Watched) -> DataCall:
         """Return the call after a write to its arrays."""
-        return DataCall(self._plan, self._given, watched)
+        return DataCall(self.plan, self._given, watched)
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
         """Return the arguments of the launches, and the stream to launch on."""
-        return self._plan.place(library, q, self.watched)
+        return self.plan.place(library, q, self.watched)
 
     def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
-        self._plan.enqueue(self._given, sent, pointers, numbers, stream)
+        self.plan.enqueue(self._given, sent, pointers, numbers, stream)
 
 
 @dataclass(frozen=True, eq=False)

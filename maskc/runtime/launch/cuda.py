@@ -46,7 +46,7 @@ _LINE = 64
 _BLOCK = ctypes.sizeof(ATTENTION)
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """The offset at which tensor maps start behind the argument block."""
-_KEPT = 64
+_KEPT = 256
 """Sets of addresses whose arguments stay filled in, per plan and stream."""
 
 

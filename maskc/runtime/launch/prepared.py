@@ -178,16 +178,16 @@ class BlockLaunch:
     """A plan with a block of the call after `struct Attention`. Several can be nested; their blocks
     follow each other."""
 
-    __slots__ = ("_block", "_plan", "kernel", "outputs", "run")
+    __slots__ = ("_block", "kernel", "outputs", "plan", "run")
 
     def __init__(self, plan: Runnable, block: bytes) -> None:
         """Nothing is placed yet."""
-        self._plan, self._block = plan, block
+        self.plan, self._block = plan, block
         self.kernel, self.outputs, self.run = plan.kernel, plan.outputs, plan.run
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
         """Return the arguments of the plan's launches, with the block."""
-        sent, stream = self._plan.place(library, q)
+        sent, stream = self.plan.place(library, q)
         return sent.with_block(self._block), stream
 
 

@@ -90,12 +90,30 @@ void wgmma_wait(int pending);
 
 u32 pack(float low, float high, bool half);
 u32 pack_bytes(float a, float b, float c, float d);  // E4M3, the first lowest
+float widen_byte(u32 x);  // of E4M3: no infinity, and one NaN of each sign
+inline void unpack_bytes(float &a, float &b, float &c, float &d, u32 x) {
+    a = widen_byte(x & 255), b = widen_byte(x >> 8 & 255);
+    c = widen_byte(x >> 16 & 255), d = widen_byte(x >> 24);
+}
+inline void halves_of_bytes(u32 &low, u32 &high, u32 x) {
+    float a, b, c, d;
+    unpack_bytes(a, b, c, d, x);
+    low = pack(a, b, true), high = pack(c, d, true);
+}
 inline float widen(uint16_t x, bool half) {
     const u32 bits = (u32)x << 16;
     float y;
     _Float16 z;
     memcpy(&y, &bits, 4), memcpy(&z, &x, 2);
     return half ? (float)z : y;
+}
+
+inline u32 fma_pairs(u32 x, u32 y, u32 z, bool half) {
+    const auto one = [half](u32 a, u32 b, u32 c) {  // exact in fp64 for numbers of few bits
+        return (float)((double)widen((uint16_t)a, half) * widen((uint16_t)b, half)
+                       + widen((uint16_t)c, half));
+    };
+    return pack(one(x, y, z), one(x >> 16, y >> 16, z >> 16), half);
 }
 
 const char *run(void (*kernel)(void *), void *arguments, int blocks, int threads, int shared,

@@ -38,6 +38,12 @@ emu_switch:
 )");
 
 namespace emu {
+float widen_byte(u32 x) {
+    const u32 exponent = x >> 3 & 15, mantissa = x & 7;
+    if ((x & 127) == 127) return NAN;
+    const float y = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+    return x >> 7 ? -y : y;
+}
 namespace {
 
 constexpr size_t STACK = 1 << 18, STATICS = 1 << 16, ARENA = (1 << 18) + STATICS;
@@ -295,12 +301,6 @@ u32 element(u64 tile, bool turned, u32 row, u32 k, u32 size) {
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
 typedef float Operand[32][256];  // by k
-float widen_byte(u32 x) {  // E4M3: no infinity, and one NaN of each sign
-    const u32 exponent = x >> 3 & 15, mantissa = x & 7;
-    if ((x & 127) == 127) return NAN;
-    const float y = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
-    return x >> 7 ? -y : y;
-}
 // 16 bytes lie side by side, along k or along the rows.
 void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, const Product &p) {
     const int each = p.bytes ? 16 : 8, depth = 2 * each;

@@ -84,6 +84,11 @@ def _pack(asm: Asm, match: re.Match[str]) -> str:
     return f"{asm.outs[0]} = emu::pack({low}, {high}, {_bool(match[1] == 'f16')})"
 
 
+def _fma_pairs(asm: Asm, match: re.Match[str]) -> str:
+    x, y, z = asm.ins
+    return f"{asm.outs[0]} = emu::fma_pairs({x}, {y}, {z}, {_bool(match[1] == 'f16')})"
+
+
 # The first that matches; {o0}, {i0} are operands, {1} a group of the match.
 RULES: tuple[tuple[str, str | Made], ...] = (
     (r"^\s*$", ""),
@@ -128,6 +133,9 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)", _mma),
     (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "{o0} = emu::transposed({i0})"),
     (r"mov\.u32 %0, memory", "{o0} = 0"),
+    (r"cvt\.rn\.f16x2\.e4m3x2 pair, first;.*cvt\.f32\.f16 %3",
+     "emu::unpack_bytes({o0}, {o1}, {o2}, {o3}, {i0})"),
+    (r"cvt\.rn\.f16x2\.e4m3x2 %0, first;", "emu::halves_of_bytes({o0}, {o1}, {i0})"),
     (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
@@ -136,6 +144,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
      "{o0} = emu::pack_bytes({i0}, {i1}, {i2}, {i3})"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
     (r"cvt\.rn\.f16\.f32", "{o0} = emu::pack({i0}, 0.0f, true) & 0xffff"),
+    (r"fma\.rn\.(bf16|f16)x2", _fma_pairs),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),

@@ -94,4 +94,13 @@ struct Attention {
     const i32 *key_count;  // [batch]: keys of each sequence
     i32 page_count;  // pages of a pool
 #endif
+#if E4M3_POOLS
+    const float *k_scale;  // factors of keys, or null: k_number
+    const float *v_scale;  // likewise of values
+    i64 k_scale_step[2];  // elements between sequences, heads; 0 broadcasts
+    i64 v_scale_step[2];  // likewise
+    const i32 *scale_sequence;  // [batch]: whose factors, or null: its own
+    float k_number;  // the factor of all keys
+    float v_number;  // likewise of values
+#endif
 };

@@ -11,6 +11,7 @@ struct PageStep {
     i32 *queries;  // [blocks][block]: queries of its sequence, or null
     i32 *key_count;  // [blocks]: as in struct Attention
     i32 *first_page;  // [blocks]: likewise
+    i32 *owner;  // [blocks]: the sequence of each, or null
     i32 *used;  // [sequences]: keys
     i32 *spans;  // [sequences][2]: its first entry, and the one past its last
     i32 *pages;  // [entries]: as in struct Attention

@@ -74,6 +74,7 @@ FN void fill_span(const struct PageStep &p, const struct Span &at, const struct 
     for (i32 b = threadIdx.x; b < at.blocks; b += THREADS) {
         p.first_page[at.first_block + b] = at.real ? own.first : 0;
         p.key_count[at.first_block + b] = at.real && at.rows ? keys : 0;
+        if (p.owner) p.owner[at.first_block + b] = at.real ? at.sequence : 0;
     }
     const i32 before = at.n_kv - at.rows;  // keys of the sequence before its queries
     for (i32 i = threadIdx.x; i < at.blocks * p.block; i += THREADS) {

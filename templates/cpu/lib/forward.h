@@ -80,11 +80,16 @@ FN vec largest(Scores scores, i32 keys, i32 j, vec before) {
 // The tile's keys. fp32 keys are read in place: each is read once, so packing would not pay.
 FN struct Left load_keys(const struct Attention *p, struct Forward *f, struct Place at, i32 batch,
                          i32 head) {
+#if WITH_PAGES
+    const float scale = key_scale(p, batch, head);
+    load_pages(p, f->k, QK_LD, p->k, p->k_stride, batch, head, at, HEAD_DIM, scale);
+#else
     if (sizeof(element) == sizeof(float)) {
         const float *k = (const float *)p->k + row_offset(p->k_stride, batch, head, at.k0);
         return (struct Left){k, p->k_stride[2], 1};
     }
     load_tile(f->k, QK_LD, p->k, p->k_stride, batch, head, at.k0, at.keys, HEAD_DIM);
+#endif
     return (struct Left){f->k, QK_LD, 1};
 }
 
@@ -96,8 +101,13 @@ FN void row_scores(const struct Attention *p, struct Forward *f, struct Row r, s
 
 // Loads the tile's values. Returns whether all are finite.
 FN i32 load_values(const struct Attention *p, struct Forward *f, struct Place at, struct Row r) {
+#if WITH_PAGES
+    const float scale = value_scale(p, r.batch, r.head_kv);
+    return load_pages(p, f->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at, HEAD_DIM_V, scale);
+#else
     return load_tile(f->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys,
                      HEAD_DIM_V);
+#endif
 }
 
 // Turns scores into weights 2^(score - top), and updates top and total.

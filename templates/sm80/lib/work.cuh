@@ -48,6 +48,9 @@ struct Block {
     struct TileList list;
     struct Logit logit;
     const unsigned char *k, *v;  // first rows of the head
+#if E4M3_POOLS
+    float key_scale, value_scale;
+#endif
 };
 
 FN void start_block(struct Block &block, const struct Attention *p) {
@@ -67,8 +70,16 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.list = row_tiles(p, block.mask, work.batch, work.head, work.row);
 #endif
     block.logit = logit_of(p, work.head);
+#if E4M3_POOLS
+    block.k = (const unsigned char *)p->k + kv_head * p->k_stride[1];
+    block.v = (const unsigned char *)p->v + kv_head * p->v_stride[1];
+    block.key_scale = key_scale(*p, work.batch, kv_head);
+    block.value_scale = value_scale(*p, work.batch, kv_head);
+    if (!BENT) block.logit.unit *= block.key_scale;
+#else
     block.k = head_rows(p->k, p->k_stride, key_batch(work.batch), kv_head);
     block.v = head_rows(p->v, p->v_stride, key_batch(work.batch), kv_head);
+#endif
 }
 
 static_assert(sizeof(struct Block) <= BLOCK_BYTES,

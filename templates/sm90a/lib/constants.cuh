@@ -36,3 +36,9 @@ static_assert(HEAD_DIM_V <= HEAD_DIM, "out fits where q was");
 #else
 #include "sm90a/lib/operands_halves.cuh"
 #endif
+#if E4M3_POOLS
+constexpr int CONVERTING_WARPS = 3;  // of the producer warpgroup: all but the one that copies
+// A tile of a pool in shared memory: slabs of 128 columns of a byte.
+constexpr int POOL_SLABS = (HEAD_DIM + 127) / 128, POOL_SLABS_V = (HEAD_DIM_V + 127) / 128;
+constexpr u32 K_BYTES_IN_POOL = POOL_SLABS * K_SLAB, V_BYTES_IN_POOL = POOL_SLABS_V * K_SLAB;
+#endif

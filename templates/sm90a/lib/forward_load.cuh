@@ -12,7 +12,12 @@ constexpr i32 CLAIM_AT = ONE_Q ? 4 : 8;
 
 // The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
 // the same scheduler.
+#if E4M3_POOLS
+FN void copy_tiles(const struct PoolStages &shared, const struct Attention &p,
+                   const struct Maps &maps) {
+#else
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
+#endif
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     Ring<STAGES> stage;
     Ring<Q_TILES> q_place;

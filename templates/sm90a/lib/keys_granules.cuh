@@ -8,6 +8,12 @@
 // Needs: items.cuh, PAGE_SIZE, GRANULE. Gives what keys_boxes.cuh does.
 
 constexpr i32 GRANULES = TILE_K / GRANULE;  // granules of a tile
+// Columns of a slab; slabs of a tile of keys, and of values.
+#if E4M3_POOLS
+constexpr int COLUMNS = 128, KEY_SLABS = POOL_SLABS, ROW_SLABS = POOL_SLABS_V;
+#else
+constexpr int COLUMNS = SLAB_COLUMNS, KEY_SLABS = OPERAND_SLABS, ROW_SLABS = VALUE_SLABS;
+#endif
 
 struct Keys {
     const struct Attention &p;
@@ -34,7 +40,7 @@ FN void load_run(unsigned char *tile, const TensorMap &map, u64 &full, i32 row, 
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         load_box(shared_address(tile) + i * TILE_K * 128 + row * 128, map, full,
-                 SLAB_COLUMNS * i, (u32)key % PAGE_SIZE, from.head, page);
+                 COLUMNS * i, (u32)key % PAGE_SIZE, from.head, page);
 }
 template <int COUNT>
 FN void load_granules(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
@@ -46,22 +52,22 @@ FN void load_granules(unsigned char *tile, const TensorMap &map, u64 &full, cons
 }
 FN void load_keys(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
                   const Keys &from) {
-    load_granules<OPERAND_SLABS>(tile, map, full, first, from);
+    load_granules<KEY_SLABS>(tile, map, full, first, from);
 }
 FN void load_value_rows(unsigned char *tile, const ValueMap &map, u64 &full, const Point &first,
                         const Keys &from) {
     const i32 behind = from.count - first;  // keys from the first of the tile to the end
     if (GRANULE == 1 || behind >= TILE_K || behind % GRANULE == 0) {
-        load_granules<VALUE_SLABS>(tile, map.granule, full, first, from);
+        load_granules<ROW_SLABS>(tile, map.granule, full, first, from);
         return;
     }
-    arrive_expecting(full, VALUE_SLABS * TILE_K * 128);
+    arrive_expecting(full, ROW_SLABS * TILE_K * 128);
 #pragma unroll 1
     for (int i = 0; i < TILE_K;) {
         const bool last = i < behind && behind < i + GRANULE;
-        if (!last) load_run<VALUE_SLABS>(tile, map.granule, full, i, first + i, from);
+        if (!last) load_run<ROW_SLABS>(tile, map.granule, full, i, first + i, from);
 #pragma unroll 1
         for (int end = i + GRANULE; i < end; i++)
-            if (last) load_run<VALUE_SLABS>(tile, map.row, full, i, first + i, from);
+            if (last) load_run<ROW_SLABS>(tile, map.row, full, i, first + i, from);
     }
 }

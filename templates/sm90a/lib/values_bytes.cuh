@@ -19,29 +19,16 @@ FN void load_values(unsigned char *tile, const struct Maps &, u64 &full, const P
 FN u64 values_operand(u32 tile) { return along_keys(tile); }
 FN u32 values_step(int i) { return column_step(i, 0); }
 
-// The scales of a row's scores and results.
-struct Factors {
-    float unit, stale, scores, out;
-};
-FN struct Factors factors_of(const struct Attention &) { return {}; }
+#include "sm90a/lib/factors.cuh"
+
 FN float factor_at(const float *factors, i32 index) {
     return factors == nullptr ? 1.0f : __ldg(factors + index);
 }
 FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row &row) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     const i32 index = row.batch * p.heads_kv + (u32)row.head / group;
-    x.scores = factor_at(p.q_descale, index) * factor_at(p.k_descale, index);
-    x.out = factor_at(p.v_descale, index);
-    x.unit = BENT ? unit_of(p) : unit_of(p) * x.scores;
-    x.stale = STALE * fast_reciprocal(x.unit);
-}
-template <int N>
-FN void multiply_all(float (&x)[N], float by) {
-#pragma unroll
-    for (int i = 0; i < N; i++) x[i] *= by;
-}
-FN void multiply_scores(Scores &s, const struct Factors &x) {
-    if (BENT) multiply_all(s, x.scores);
+    const float scores = factor_at(p.q_descale, index) * factor_at(p.k_descale, index);
+    set_factors(x, p, scores, factor_at(p.v_descale, index));
 }
 // Call at the end of a row or part: undoes the scaling of exponentials by 2^RAISED.
 FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {

@@ -22,6 +22,9 @@ FN void load_values(unsigned char *tile, const struct Maps &maps, u64 &full, con
 FN u64 values_operand(u32 tile) { return along_tokens(tile, K_SLAB); }
 FN u32 values_step(int i) { return token_step(i); }
 
+#if E4M3_POOLS
+#include "sm90a/lib/factors_pools.cuh"
+#else
 // All rows have the same scale.
 struct Factors {
     float unit, stale;  // from scores to powers of two; STALE in units of scores
@@ -33,3 +36,4 @@ FN struct Factors factors_of(const struct Attention &p) {
 FN void begin_row(struct Factors &, const struct Attention &, const struct Row &) {}
 FN void multiply_scores(Scores &, const struct Factors &) {}
 FN void lower(Output &, float (&)[2], const struct Factors &) {}
+#endif
