@@ -23,7 +23,7 @@ KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
 """Element types of copies: numbers of CUtensorMapDataType, where 0 is a byte."""
 
 
-class Mode(NamedTuple):
+class BoxMode(NamedTuple):
     """Settings with which the copy engine reads a box, in the order of cuTensorMapEncodeTiled.
 
     They are numbers of CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion and
@@ -36,7 +36,7 @@ class Mode(NamedTuple):
     fill: int
 
 
-MODE = Mode(interleave=0, swizzle=3, promotion=0, fill=0)
+MODE = BoxMode(interleave=0, swizzle=3, promotion=0, fill=0)
 """No interleaving, a swizzle of 128 bytes, no L2 promotion, and zeros outside the tensor. With
 promotion to 256 bytes, decoding read keys and values at 4.15 instead of 4.45 TB/s (one H200); other
 kernels took the same time."""
