@@ -103,14 +103,11 @@ constexpr bool KEEP_ROWS = 1;
 #define SPLIT_KEYS 1
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 0
-// Of these copies, an idle warp zeroes most tiles of dq, from a quarter of a tile of zeros.
-#define ZEROING_WARP 0
+#define ZEROING_WARP 0  // an idle warp zeroes most tiles of dq
 constexpr u32 DS_STAGES = 1;  // tiles of ds in shared memory
-// Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
-// queries.
+// Queries of a group of key/value heads, which share the L2 cache.
 constexpr i32 GROUP_TOKENS = 32768;
-// Blocks that sum up a tile column which several work items share.
-constexpr int KEY_BLOCKS = 4;
+constexpr int KEY_BLOCKS = 4;  // blocks that sum up a shared tile column
 // Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
 // Tiles come as lists in memory, or else as ranges of consecutive tiles.
