@@ -1,4 +1,5 @@
-"""maskc: write an attention mask as a set; get a proved layout and a specialised kernel."""
+"""maskc: a compiler from attention masks, written as sets of (query, key) pairs, to sparse
+kernels."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -148,7 +148,7 @@ def attend(
 
     Args:
         data: the mask's and the score's data and parameters.
-        of_others: keywords of other libraries; None where all have their defaults.
+        of_others: keywords of other libraries; None if all have their defaults.
     """
     if of_others is not None:
         return _by_convention(q, k, v, mask, options, data, of_others, score)
@@ -376,7 +376,7 @@ def merge(
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
 
     Raises:
-        BadOption: outs or lses is no list, or the layout is unknown (MC407).
+        BadOption: outs or lses is not a list, or the layout is unknown (MC407).
         BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join

@@ -47,9 +47,9 @@ class Restriction(NamedTuple):
 
 
 def restricted(mask: Mask, to: Restriction) -> Mask:
-    """The mask and what keywords leave of it, made once.
+    """Return the mask intersected with the masks of keywords; cached.
 
-    Equal masks share it, except where they capture arrays: somebody may write into those of one.
+    Equal masks share the result, unless they capture arrays, which may be written later.
     """
     if not getattr(mask, "captures", False):
         return _shared(mask, to)
@@ -92,13 +92,13 @@ class Keywords(NamedTuple):
 
     @classmethod
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
-        """Take them out of the keywords of a call; None where all have their defaults."""
+        """Take them out of the keywords of a call; None if all have their defaults."""
         own_keywords = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
-        usual = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
-        return None if usual else cls(**own_keywords)
+        all_default = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
+        return None if all_default else cls(**own_keywords)
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
-        """Refuse grouped heads where they were forbidden.
+        """Raise an error for grouped heads with enable_gqa=False.
 
         Raises:
             BadOption.
@@ -210,8 +210,7 @@ def _array(ends: Any) -> Any:
 
 
 def _check_ends(name: str, ends: Any, tokens: int) -> None:
-    """Refuse what are no cumulative lengths. Nothing waits for values on a GPU, and a compiler has
-    none.
+    """Check cumulative lengths. Values on a GPU are not read, and not in a compiled graph.
 
     Raises:
         DataShape, DataType: they are no vector of integers (MC303, MC304).
@@ -244,7 +243,7 @@ class _Places(NamedTuple):
     length: Any
     """Queries of the sequence."""
     is_real: Any
-    """Whether the query belongs to a sequence, and is no padding."""
+    """Whether the query belongs to a sequence, and is not padding."""
 
     @classmethod
     def of(cls, lengths: Any, stored: Any, n: int) -> _Places:
@@ -275,7 +274,7 @@ def _alike(name: str, x: Any, like: Any) -> None:
 
 def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
     """Return cumulative lengths of documents that are a sequence or the padding behind it, and
-    which tokens are no padding.
+    which tokens are not padding.
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
@@ -341,10 +340,10 @@ _OF_MASKS = ("attn_mask", "attn_bias", "block_mask", "mask_mod")
 
 
 def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
-    """The mistake of a call whose mask is none, with a hint for what stands in its place.
+    """Return the error for a call without a mask, with a hint for the value in its place.
 
     Args:
-        mask: what the call gives as its mask.
+        mask: what the call passes as its mask.
         data: its keywords that are no options.
     """
     where, at = "mc.attention", caller() or "mask"

@@ -72,7 +72,7 @@ def capture(
         head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in Mask.compile.
         name: of the bundle.
         dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
-        placed: where queries stand and keys lie, see `mc.paged`.
+        placed: positions of queries and places of keys, see `mc.paged`.
     """
     from maskc.ir.heads import heads_of
     from maskc.ir.lower import differs_by_head
@@ -97,7 +97,7 @@ class Recipe:
     """Ingredients of a compiled mask: explains it, and compiles it again for a stale pickle."""
 
     mask: Mask
-    """The mask that was compiled, without what its formulas captured."""
+    """The compiled mask, without captured arrays."""
     problem: Problem
     target: Target
     name: str
@@ -151,8 +151,8 @@ class Recipe:
     def compile(
         self, dropout: bool = False, target: str | None = None, dtype: DType | None = None
     ) -> CompiledMask:
-        """Compile the mask of a bundle by the package as it is now, perhaps for another target or
-        for a dtype of its own."""
+        """Compile the mask of a bundle again with the current package, possibly for another target
+        or dtype."""
         wanted = replace(self.problem, dropout=dropout or self.problem.dropout,
                          dtype=dtype or self.problem.dtype)  # fmt: skip
         chosen = _serving(Target.named(target or self.target.name), self.mask, wanted)
@@ -225,7 +225,8 @@ def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) 
 
 
 def _places(mask: Mask) -> Iterator[object]:
-    """The place of every term: equal masks of different places are told apart by these alone."""
+    """Return the source position of every term; only these distinguish equal masks of different
+    places."""
     return (node.loc for node in walk(mask))
 
 
@@ -237,7 +238,7 @@ def problem(
 
     Raises:
         UnknownDType: there are no kernels for the dtype.
-        BadTile: `tile` is no pair of positive integers, or `stages` no positive integer.
+        BadTile: `tile` is not a pair of positive integers, or `stages` no positive integer.
     """
     return Problem(
         head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, dropout, _tile(tile),
@@ -291,7 +292,7 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
 
 def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:
     """(the order of the live pairs of a head for long sequences, as O(N*w), the power of N in it);
-    of heads that differ the largest; None where one of them has no closed form."""
+    of heads that differ the largest; None if one of them has no closed form."""
     from maskc.plan.beside import pairs_of
 
     orders = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]
@@ -409,5 +410,5 @@ def explained(mask: Mask, **options: Any) -> str:
 
 
 def selects(mask: Mask) -> int:
-    """Fewest keys that a run-time selection of it chooses together; 0 where it has none."""
+    """Return the smallest block of keys of its run-time selections; 0 if it has none."""
     return min((node.block for node in walk(mask) if isinstance(node, TopK)), default=0)

@@ -64,7 +64,7 @@ def flex_attention(
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
         BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
-            AuxRequest(lse=True), or return_lse was given, too (MC407).
+            AuxRequest(lse=True), or return_lse was given too (MC407).
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
     if isinstance(score_mod, Mask) or hasattr(score_mod, "kv_num_blocks"):
@@ -89,7 +89,7 @@ def _attention(
     query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float | None,
     enable_gqa: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    """The call without keywords that only say what is returned."""
+    """Run the call without the keywords that only select results."""
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
         mask = mask_of_block_mask(block_mask)
@@ -141,7 +141,7 @@ def _traced(call: tuple[Any, ...]) -> Any:
 
 
 def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None, float, float]:
-    """A score_mod as (soft-cap, factor, shift), or as a formula where these do not say it.
+    """Convert a score_mod to (soft-cap, factor, shift), or to a formula if these are not enough.
 
     Args:
         query: [B, Hq, Nq, D], of any content.
@@ -161,7 +161,7 @@ def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None
 
 
 def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
-    """Refuse grouped heads that were not asked for.
+    """Raise an error for grouped heads without enable_gqa.
 
     Raises:
         BadOption.
@@ -264,7 +264,7 @@ def _refused(given: object) -> NotAMask:
 
 
 def sizes_of(block_mask: Any) -> tuple[tuple[int, int] | None, tuple[int, int]]:
-    """((queries, keys) of a BlockMask or None where it holds at all, (sequences, heads))."""
+    """((queries, keys) of a BlockMask or None if it holds at all, (sequences, heads))."""
     n_q, n_kv = block_mask.seq_lengths
     batch, heads = block_mask.kv_num_blocks.shape[:2]
     return (n_q, n_kv) if min(block_mask.BLOCK_SIZE) < _ANY else None, (batch, heads)

@@ -77,10 +77,11 @@ class Attention(torch.nn.Module):
                 trained, another tensor is a buffer. Calls need not give these.
 
         Raises:
-            NotAMask: `mask` is no mask (MC106).
-            NotAScore: `score` is no score formula (MC132).
-            BadOption: a number of heads is needed or contradicted, or a table is no tensor (MC407).
-            DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
+            NotAMask: `mask` is not a mask (MC106).
+            NotAScore: `score` is not a score formula (MC132).
+            BadOption: a number of heads is needed or contradicted, or a table is not a tensor
+                (MC407).
+            DropoutRate: `dropout` is not a number in 0 .. 1 (MC430).
         """
         super().__init__()
         check_rate(dropout, "dropout")
@@ -109,7 +110,7 @@ class Attention(torch.nn.Module):
         """Make a tensor a parameter or a buffer.
 
         Raises:
-            BadOption: it is no tensor, or modules have something of this name.
+            BadOption: it is not a tensor, or modules have something of this name.
         """
         if not isinstance(values, torch.Tensor):
             raise BadOption(name, "a tensor", type(values).__name__, at=name)
@@ -178,9 +179,9 @@ def _shown(number: Any) -> str:
 class SplashAttention(torch.nn.Module):
     """alpha-entmax over the k best keys of each query: SplashAttention.
 
-    Every head of every query keeps its `k_keep` best keys among those that it may see, and entmax
-    gives weight to some of these. Where entmax over all of them would give weight to at most
-    `k_keep` keys, the result is that of entmax without a selection.
+    Every head of every query keeps its `k_keep` best keys, and entmax gives weight to some of
+    these. If entmax over all keys would give weight to at most `k_keep` of them, the result equals
+    entmax without a selection.
 
     After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); entmax is that of
     Peters, Niculae and Martins (2019).

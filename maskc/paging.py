@@ -1,9 +1,9 @@
 """Attention of sequences whose keys and values lie in pages of a pool: `mc.paged`.
 
-A plan says where the tokens of one step stand and in which pages their keys lie; all layers of the
+A plan holds the positions of the tokens of one step, and the pages of their keys; all layers of the
 step share it. One launch makes it on the GPU that holds the page table, NumPy makes it on a CPU.
-Kernels work on *blocks* of queries: the queries of a sequence are cut into blocks of one size.
-Blocks are the sequences of a launch, and each brings its positions.
+Kernels work on *blocks* of queries: the queries of a sequence are divided into blocks of one size.
+    In a launch, blocks are the sequences, each with its own positions.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def paged(
     head_dim_v: int | None = None, dtype: object = None, layout: str = "NHD",
     score: Score | None = None, target: str | None = None, pool_dtype: object = None,
 ) -> PagedAttention:  # fmt: skip
-    """Compile a mask for keys and values that lie in pages of a pool.
+    """Compile a mask for a paged KV cache: keys and values in pages of a pool.
 
-    The mask is read in each sequence's own positions, from 0 on; the queries of a call are the
-    sequence's last tokens. Kernels load the rows of a tile from the pages where they lie. On `simt`
-    a call copies its pages first, which takes time and memory.
+    The mask counts positions in each sequence from 0; the queries of a call are the last tokens of
+    the sequence. Kernels read the rows of a tile from pages in place. On `simt`, a call copies its
+    pages first, which takes time and memory.
 
     Args:
         mask: documents, flags, intervals, positions and trees have an entry per token of a
@@ -116,7 +116,7 @@ def paged(
 
     Raises:
         BadPages: an argument is out of range (MC464).
-        NotPaged: the mask or the formula cannot be read in positions (MC466).
+        NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
         MaskcError: as Mask.compile.
     """
     if not isinstance(mask, Mask):
@@ -181,7 +181,7 @@ class PagedAttention:
 
     @cached_property
     def loads_pages(self) -> bool:
-        """Whether kernels load pages where they lie; otherwise calls copy them first."""
+        """Whether kernels load pages in place; otherwise calls copy them first."""
         return self.attn.bundle.problem.page_size > 0
 
     @property
@@ -244,7 +244,7 @@ class PagedAttention:
 
         Raises:
             BadPages: an argument does not fit the others (MC464).
-            BadPageTable: with MASKC_CHECK=1, a table names what is no page (MC465).
+            BadPageTable: with MASKC_CHECK=1, a table names what is not a page (MC465).
             DataMissing, DataUnknown: data are missing, or of another mask (MC301, MC302).
         """
         return PagedPlan(
@@ -264,11 +264,11 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: factors of the numbers in E4M3 pools: a number, or fp32 [1] or
-                [n_kv_heads], or [S, n_kv_heads] or [S, 1] by sequence; 1 when None.
-            deterministic: the results of a sequence have the same bits whichever other sequences
-                are in the call. The number of keys alone then decides how they are split, which
-                takes longer where a call has few of them.
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number, fp32 [1] or
+                [n_kv_heads], or by sequence [S, n_kv_heads] or [S, 1]; 1 when None.
+            deterministic: make results batch-invariant: bitwise independent of the other sequences
+                in the call. Splits then depend on the number of keys only, which takes longer for
+                calls with few sequences.
             **tables: tables and parameters of the score formula.
 
         Returns:
@@ -276,7 +276,7 @@ class PagedAttention:
             log. A query without a key has out 0 and lse -inf, or its sink logit.
 
         Raises:
-            BadPages: a tensor has another shape than the plan says (MC464).
+            BadPages: the shape of a tensor does not fit the plan (MC464).
             TargetNotBuilt: a tensor requires grad (MC503).
             MaskcError: as CompiledMask.
         """
@@ -413,7 +413,7 @@ class PagedAttention:
         return rows.write(self._kernels_on(k, "k"))
 
     def _slots(self, plan: PagedPlan | None, slots: Any, k: Any, rotary: Any) -> tuple[Any, int]:
-        """Return where new rows go, and how many there are.
+        """Return the slots of new rows, and their number.
 
         Raises:
             BadPages: neither a plan nor slots, or both; or slots that do not fit k.
@@ -436,7 +436,7 @@ class PagedAttention:
         return slots, int(slots.shape[0])
 
     def _kernels_on(self, x: Any, name: str) -> PageKernels | None:
-        """Kernels for steps on the device of an array; None where the host makes the arrays.
+        """Kernels for steps on the device of an array; None if the host makes the arrays.
 
         Raises:
             BadPages: kernels of the target cannot read the array.
@@ -681,7 +681,7 @@ class _Given(NamedTuple):
     """The tables of a step as a caller gives them, checked."""
 
     lens_q: Any
-    """[S], or cumulative [S + 1]; None where all sequences have as many queries."""
+    """[S], or cumulative [S + 1]; None if all sequences have as many queries."""
     cumulative: bool
     lens_kv: Any
     starts: Any
@@ -692,10 +692,10 @@ class _Given(NamedTuple):
 
 
 class PagedPlan:
-    """The tokens of one step, and the pages of their keys; `PagedAttention.plan` makes it.
+    """The tokens of one step, and the pages of their keys; `PagedAttention.plan` returns one.
 
-    A CUDA graph may hold `update` and the runs behind it: it then reads what the arrays of the
-    update hold whenever it is replayed.
+    A CUDA graph may contain `update` and the runs after it. Each replay then reads the current
+    content of the arrays passed to `update`.
     """
 
     def __init__(
@@ -833,7 +833,7 @@ class PagedPlan:
     def _cut(self, lengths: _Lengths) -> tuple[int, int]:
         """Queries of a block, and how many blocks there are at most.
 
-        Blocks fit their heads into one tile of rows, which then reads keys once. On CPUs, and where
+        Blocks fit their heads into one tile of rows, which then reads keys once. On CPUs, and if
         pages are copied for each block, a sequence is one block.
         """
         group = self.paged.heads[0] // self.paged.heads[1]
@@ -1201,8 +1201,8 @@ class PagedPlan:
 
         Raises:
             BadPageTable: a sequence has more keys than the plan allows (MC465).
-            PageOutOfPool, PageTwice, PageFreed: an entry that is read is no page of the pool, two
-                entries of a sequence are one page, or one is free (MC660, MC661, MC662).
+            PageOutOfPool, PageTwice, PageFreed: an entry that is read is not a page of the pool,
+                two entries of a sequence are one page, or one is free (MC660, MC661, MC662).
             PageNotShared: shared keys of a sequence lie in other pages (MC667).
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))

@@ -1,7 +1,7 @@
 """Compiled masks as text, for programs that run in other processes: of torch.export, torch.jit.
 
 The text holds the mask, what its kernel is compiled for, and which arrays its formulas read.
-Content that may change is no part of it: such tensors are operands of the operator.
+Content that may change is not a part of it: such tensors are operands of the operator.
 """
 
 from __future__ import annotations

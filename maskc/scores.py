@@ -161,9 +161,9 @@ def alibi(slopes: str = "slopes", *, n_heads: int | None = None) -> Score:
     """s - slope[h] * |p - k| (Press, Smith and Lewis, Train Short, Test Long, 2022).
 
     Args:
-        slopes: the keyword under which calls give slopes [Hq].
+        slopes: the keyword under which calls pass slopes [Hq].
         n_heads: query heads; then slopes are the paper's, 2 ** (-8 * (h + 1) / n_heads), and calls
-            give none.
+            pass none.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -185,7 +185,7 @@ def bias(name: str = "bias") -> Score:
     """s + bias[b, h, q, k], for a tensor [B, Hq, Nq, Nkv] that broadcasts.
 
     Args:
-        name: the keyword under which calls give it; dimensions of one entry, and those that are
+        name: the keyword under which calls pass it; dimensions of one entry, and those that are
             missing in front, are shared.
 
     Returns:
@@ -201,7 +201,7 @@ def relative(name: str = "bias", *, furthest: int) -> Score:
     with a number in place of a vector).
 
     Args:
-        name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
+        name: the keyword under which calls pass the table [Hq, 2 * furthest + 1].
         furthest: the distance from which on all share an entry.
 
     Returns:
@@ -236,10 +236,10 @@ def t5(
 ) -> Score:
     """s + bias[bucket(k - p), h]: T5's relative position buckets (Raffel et al., 2020).
 
-    T5 does not scale its scores: calls give scale=1.
+    T5 does not scale its scores: calls pass scale=1.
 
     Args:
-        name: the keyword under which calls give the table [buckets, Hq], T5's
+        name: the keyword under which calls pass the table [buckets, Hq], T5's
             `relative_attention_bias.weight`.
         buckets: half of them hold a distance each, the others grow up to `furthest`.
         furthest: the distance from which on all share the last bucket.
@@ -275,7 +275,7 @@ def distance_decay(name: str = "decay") -> Score:
     Retentive Network, 2023).
 
     Args:
-        name: the keyword under which calls give the factors [Hq], above 0 and at most 1.
+        name: the keyword under which calls pass the factors [Hq], above 0 and at most 1.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -289,7 +289,7 @@ def kerple(strength: str = "strength", rate: str = "rate") -> Score:
     """s - strength[h] * log(1 + rate[h] * |p - k|) (Chi et al., KERPLE, 2022).
 
     Args:
-        strength, rate: the keywords under which calls give both [Hq], above 0.
+        strength, rate: the keywords under which calls pass both [Hq], above 0.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -306,7 +306,7 @@ def swin(window: tuple[int, int], name: str = "bias") -> Score:
 
     Args:
         window: (height, width).
-        name: the keyword under which calls give the table
+        name: the keyword under which calls pass the table
             [(2 * height - 1) * (2 * width - 1), Hq], Swin's `relative_position_bias_table`.
 
     Returns:
@@ -339,7 +339,7 @@ def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
     Calls give q and k of length 1, and scale=1.
 
     Args:
-        name: the keyword under which calls give the logarithms [Hq].
+        name: the keyword under which calls pass the logarithms [Hq].
         most: the largest factor.
 
     Returns:
@@ -359,7 +359,7 @@ def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Scor
     (Chi et al., XLM-E, 2022).
 
     Args:
-        name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
+        name: the keyword under which calls pass the table [Hq, 2 * furthest + 1].
         gate: the keyword of the gates before the sigmoid [B, Hq, Nq].
         furthest: the distance from which on all share an entry.
 
@@ -382,13 +382,13 @@ def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Scor
 
 @_once
 def forget_gate(name: str = "log_forget") -> Score:
-    """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): what lies behind is
-    forgotten at a rate that the data set (Lin et al., Forgetting Transformer, 2025).
+    """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): earlier keys are
+    forgotten at a rate that depends on data (Lin et al., Forgetting Transformer, 2025).
 
     Queries and keys are the same tokens, and a causal mask goes with it.
 
     Args:
-        name: the keyword under which calls give c [B, Hq, N].
+        name: the keyword under which calls pass c [B, Hq, N].
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.

@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
             satisfy both.
         scale: factor of q . k; D^-1/2 when None.
         enable_gqa: whether groups of query heads may share a head of key and value. A single head
-            of key and value serves all query heads without it, too.
+            of key and value serves all query heads without it too.
 
     Returns:
         out [..., Hq, Nq, Dv]. A query without keys has out 0.
@@ -89,7 +89,7 @@ def scaled_dot_product_attention(
 def _meaning(
     attn_mask: Any, front: tuple[int, ...], last: tuple[int, int, int]
 ) -> tuple[Mask, Score | None, dict[str, Any]]:
-    """The mask of maskc that attn_mask means, the score, and the data of the call that it brings.
+    """Return the mask, the score and the data that are equivalent to attn_mask.
 
     Args:
         attn_mask: what the call gives.
@@ -160,11 +160,12 @@ def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[A
 
 
 def _with_rows(x: Any) -> Any:
-    """The tensor, copied where the elements of its rows lie apart, which kernels refuse."""
+    """Return the tensor, copied if its rows are not contiguous, because kernels need contiguous
+    rows."""
     if hasattr(x, "stride"):
         return x if x.is_sparse or x.stride(-1) == 1 else x.contiguous()
-    apart = x.strides is not None and x.strides[-1] != x.itemsize
-    return _library(x).ascontiguousarray(x) if apart else x
+    is_strided = x.strides is not None and x.strides[-1] != x.itemsize
+    return _library(x).ascontiguousarray(x) if is_strided else x
 
 
 def _common(

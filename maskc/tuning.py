@@ -51,7 +51,7 @@ def tune(
 ) -> tuple[TunedPass, ...]:
     """Time every program that can run a call, and let calls of these lengths take the fastest.
 
-    The choice is stored in the cache folder for this card, so later processes take it, too. It
+    The choice is stored in the cache folder for this card, so later processes take it too. It
     depends on lengths and options alone: results never depend on the other sequences of a batch.
     A program whose output differs from that of the predicted one is not taken.
 

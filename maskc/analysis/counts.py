@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
     """The number of live pairs at these lengths, axis by axis of a grid or by isl.
 
-    The result is None where that is too hard, or where the mask reads data or long lists of ids.
+    The result is None if that is too hard, or where the mask reads data or long lists of ids.
     """
     if E.arrays(veiled(keep)):
         return None
@@ -38,7 +38,7 @@ def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> i
 
 @lru_cache(maxsize=1 << 12)
 def _counted(keep: Expr, n_q: int, n_kv: int) -> int | None:
-    """The number of live pairs of a formula without parameters by isl; None where that is too
+    """The number of live pairs of a formula without parameters by isl; None if that is too
     hard."""
     try:
         with budget():
@@ -60,7 +60,7 @@ def _pairs(keep: Expr) -> isl.Set:
 
 
 def _count_on_grid(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:
-    """The product of the pairs of each axis; None where the mask or the lengths have no grid."""
+    """The product of the pairs of each axis; None if the mask or the lengths have no grid."""
     mask = grid_mask(keep)
     if mask is None or n_q != n_kv or n_q % prod(mask.extents):
         return None
@@ -92,7 +92,7 @@ def closed_form(keep: Expr) -> ClosedForm | None:
 
     Beyond all constants of the mask the count is a quasi-polynomial of degree 2 (Ehrhart), so a
     polynomial through enough exact counts of one residue class is exact there; three more counts
-    check it. None where counting is too hard or the check fails.
+    check it. None if counting is too hard or the check fails.
     """
     if E.arrays(veiled(keep)):
         return None
@@ -148,7 +148,7 @@ def _fit(
     least: int,
     period: int,
 ) -> ClosedForm | None:
-    """The polynomial through the counts; None where no polynomial goes through all of them."""
+    """The polynomial through the counts; None if no polynomial goes through all of them."""
     import sympy
 
     table = sympy.Matrix([

@@ -22,9 +22,9 @@ class Fact:
 
     name: str
     holds: bool | None
-    """The answer; None where it is unknown."""
+    """The answer; None if it is unknown."""
     where: str
-    """The lengths that the fact speaks of: "all lengths" or "n_q = n_kv"."""
+    """The lengths for which the fact holds: "all lengths" or "n_q = n_kv"."""
     proof: str
     """The set inclusion that was decided."""
 
@@ -48,7 +48,7 @@ class MaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The mask between its bounds: equal ones where it reads no data."""
+    """Lower and upper bounds of a mask; equal if it reads no data."""
 
     lower: isl.Set
     upper: isl.Set
@@ -127,7 +127,7 @@ def _fact(
 
     Args:
         views: of the mask.
-        exact: whether the mask reads no data: only then a failed test is a refutation.
+        exact: whether the mask reads no data: only then does a failed test refute the fact.
         name, proof: what the fact says.
         test: decides it.
         only_square: whether it is known not to hold at all lengths.

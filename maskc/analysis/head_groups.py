@@ -1,9 +1,9 @@
-"""Stage 4: the distinct masks of all heads with their facts, and what else they may run as.
+"""Stage 4: the distinct masks of all heads with their facts, and alternative forms of these masks.
 
-A mask that regroups has parts, masks of their own over residue classes. A mask that chooses single
-keys stands between two that read no choice: the pairs it keeps if all candidates are chosen, and
-the candidates themselves. All of these are analysed here, once, so that planning goes back to no
-earlier stage.
+A mask that regroups has parts: separate masks over residue classes. A mask that chooses single keys
+    is handled with two masks without a selection: the pairs it keeps if all candidates are chosen,
+    and the candidates themselves. All of these are analysed here, once, so that planning does not
+    return to an earlier stage.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> HeadGroups:
 
 
 def assume(keep: Expr, selection: Selection, taken: bool) -> Expr:
-    """A formula where a selection chose every pair, or none."""
+    """Return a formula under the assumption that a selection chose every pair, or none."""
     return E.assume(keep, chosen(selection), taken)
 
 
 def strides_together(extents: Extents) -> Mapping[int, int]:
-    """Strides that run with a lesser one, where the tiles that lie between their keys take less
-    time than a pass of their own."""
+    """Group strides that run together with a smaller one, if the tiles between their keys take less
+    time than a separate pass."""
     strides: dict[int, int] = {}
     base = 1
     for stride, extent in extents.items():

@@ -30,25 +30,25 @@ def longest_row(keep: Expr, beyond: int = 0) -> int | None:
         beyond: keys below it do not count.
 
     Returns:
-        None where there is no bound, or no proof of one within isl's budget.
+        None if there is no bound, or no proof of one within isl's budget.
     """
     try:
         with budget(_OPERATIONS):
             seen = mask_set(veiled(keep), opaque=True, params=E.params(keep))
             keys = isl.Map.from_domain(seen.lower_bound_val(isl.dim_type.set, 1, isl.Val(beyond)))
             keys = keys.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, 1, 1)
-            apart = keys.reverse().apply_range(keys).deltas()
-            apart = apart.project_out(isl.dim_type.param, 0, apart.dim(isl.dim_type.param))
-            if apart.is_empty():
+            deltas = keys.reverse().apply_range(keys).deltas()
+            deltas = deltas.project_out(isl.dim_type.param, 0, deltas.dim(isl.dim_type.param))
+            if deltas.is_empty():
                 return 0
-            most = greatest(apart, 0)
+            most = greatest(deltas, 0)
             return int(most.to_str()) + 1 if most.is_int() else None
     except TooHard:
         return None
 
 
 def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
-    """Whether no block of this shape is partial at n_q = n_kv, as far as can be proved.
+    """Whether it is proved that no block of this shape is partial at n_q = n_kv.
 
     Tables may be read where their own blocks lie inside these; other data makes it False.
     """

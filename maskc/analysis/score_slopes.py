@@ -26,7 +26,7 @@ class Slopes:
     shared: tuple[S.Real, ...]
     """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
     results: tuple[S.Real, ...]
-    """The results, one for each that was asked for."""
+    """The results, one for each request."""
 
 
 class _Function(sp.Function):  # type: ignore[misc]
@@ -75,7 +75,7 @@ def _of(name: str, *args: Any) -> Any:
 
 
 class SlopeChoice(_Function):
-    """The second argument where the first, a symbol, says so, else the third."""
+    """The second argument if the first, a symbol, is true, otherwise the third."""
 
     def _eval_derivative(self, symbol: Any) -> Any:
         condition, then, other = self.args

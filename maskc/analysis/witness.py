@@ -24,10 +24,10 @@ from maskc.ir.sets import TooHard, Universe, budget, convex_parts
 _LARGEST = 1 << 31
 """A magnitude that no element reaches, because arrays hold 32-bit integers."""
 _MOST_VALUES = 64
-"""Captured arrays of at most so many elements take part with their values; larger ones may hold
-any."""
+"""Captured arrays of at most this many elements are used with their values; larger ones may have
+any values."""
 _MOST_CELLS = 10
-"""The most elements that may be read at one pair; with more, isl is not asked."""
+"""Limit on the elements read at one pair; with more, isl is not used."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class CandidatePair:
     cells: Mapping[str, Mapping[tuple[int, ...], int]]
     """The values of elements, by array and index."""
     paired: bool
-    """Whether queries and keys have documents of their own, instead of one array of all tokens."""
+    """Whether queries and keys have separate documents, instead of one array for all tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Two formulas of one head, and what is known of lengths, parameters and arrays."""
+    """Two formulas of one head, with known lengths, parameters and arrays."""
 
     left: Expr
     right: Expr
@@ -94,17 +94,17 @@ def _least(
 
 @lru_cache(maxsize=1 << 8)
 def proved(question: Question) -> bool:
-    """Whether no lengths, parameters and data tell the formulas apart."""
+    """Whether it is proved that the formulas are equal for all lengths, parameters and data."""
     spaces = [_Space(question, dict(question.params), *way) for way in _ways(question)]
     return all(space.fits and space.empty() for space in spaces)
 
 
 def _ways(question: Question) -> list[tuple[bool, bool | None]]:
-    """All ways that a call may be made.
+    """Return the kinds of calls to consider.
 
     Returns:
         Pairs: whether documents of queries and of keys are a pair, which they are only where
-            lengths differ; and whether lengths are equal, None where they are given.
+            lengths differ; and whether lengths are equal, None if they are given.
     """
     paired = any(decl.kind is DataKind.documents for decl in question.decls)
     ways: list[tuple[bool, bool | None]]
@@ -197,8 +197,8 @@ class _Space:
                     (E.add(index[0], ahead) if name == decl.arrays[0] else index[0],)
                     for name, index in (a, b)
                 )
-        apart = (E.ne(x, y) for x, y in zip(first, second, strict=True))
-        return E.disj(E.eq(one, other), *apart)
+        unequal = (E.ne(x, y) for x, y in zip(first, second, strict=True))
+        return E.disj(E.eq(one, other), *unequal)
 
     def _trees(self) -> Iterator[Expr]:
         """The conditions on a tree's elements of one query and one key.
@@ -213,9 +213,9 @@ class _Space:
             if tin and of_q:
                 (entered, (query,)), (key_entered, (key,)) = of_q, tin
                 ahead = E.ZERO if decl.from_start else self._read(E.sub(E.N_KV, E.N_Q))
-                apart = E.ne(E.add(query, ahead), key)
+                unequal = E.ne(E.add(query, ahead), key)
                 same = E.eq(entered, key_entered)
-                yield E.disj(E.conj(apart, E.negate(same)), E.conj(E.negate(apart), same))
+                yield E.disj(E.conj(unequal, E.negate(same)), E.conj(E.negate(unequal), same))
 
     # -------------------------------------------------------------- points
 
@@ -245,7 +245,7 @@ class _Space:
 
     def least(self, low: int) -> CandidatePair | None:
         """The point of least lengths, then of the first query and key, where elements that a call
-        gives are at least `low`; None where there is none, or isl does not find it."""
+        passes are at least `low`; None if there is none, or isl does not find it."""
         try:
             with budget():
                 values = _first(self._difference(low), self._names)
@@ -271,7 +271,7 @@ class _Space:
 
 
 def _first(points: isl.Set, names: Sequence[str]) -> dict[str, int] | None:
-    """The first point in the order of its coordinates, which all have a lower bound; None where
+    """The first point in the order of its coordinates, which all have a lower bound; None if
     there is none.
 
     One coordinate after the other, and one convex part at a time. isl's lexmin takes minutes for

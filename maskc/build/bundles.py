@@ -13,15 +13,15 @@ from maskc.core.package import state
 from maskc.core.plain import from_text, to_text
 
 _MADE_BY = ("islpy", "jinja2")
-"""Packages that decide too what a bundle is."""
+"""Packages on which the content of a bundle depends."""
 
 
 def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
     """The bundle of a mask.
 
     Args:
-        parts: all that decides what it is, besides the code of this package.
-        make: plans and emits it; called where no process has done that before.
+        parts: all inputs of the bundle, except the code of this package.
+        make: plans and emits the bundle; only called if no process has done so before.
     """
     cache, key = open_cache(), content_key("bundle", state(), *map(version, _MADE_BY), *parts)
     kept = cache.get(key)

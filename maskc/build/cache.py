@@ -57,7 +57,8 @@ class NotTrusted(OSError):
 
 
 def _refuse_foreign(name: str, status: os.stat_result, is_kind: bool, kind: str) -> None:
-    """Refuse what is no folder or regular file, and what others own or may write to.
+    """Raise NotTrusted for anything but a folder or regular file of this user that others cannot
+    write.
 
     Raises:
         NotTrusted: with the reason.
@@ -204,7 +205,7 @@ class FileStore:
             os.unlink(key, dir_fd=self._handle)
 
     def _refuse_entry(self, key: str) -> None:
-        """Raise NotTrusted where something lies at a key that is no file of ours."""
+        """Raise NotTrusted if the entry of a key is not a file of this user."""
         with suppress(FileNotFoundError):
             about = os.stat(key, dir_fd=self._handle, follow_symlinks=False)
             _refuse_foreign(f"its entry {key}", about, stat.S_ISREG(about.st_mode), "regular file")
@@ -312,7 +313,7 @@ class Cache:
 
 
 def _digest(key: str, payload: bytes) -> bytes:
-    """The digest of key and value: a file under another key's name is no entry of that key."""
+    """The digest of key and value: a file under another key's name is not an entry of that key."""
     name = key.encode()
     return sha256(len(name).to_bytes(8, "little") + name + payload).digest()
 

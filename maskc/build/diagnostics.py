@@ -23,7 +23,7 @@ def build_failed(toolchain: str, unit: SourceUnit, log: str) -> BuildFailed:
     """The error for a refused source; its place is the user's line nearest above the first error.
 
     Args:
-        toolchain: name and version of what refused.
+        toolchain: name and version of the compiler.
         unit: the source, with the origins of its lines.
         log: everything the compiler printed.
     """

@@ -1,8 +1,8 @@
-"""C sources to shared objects, with the machine's own compiler.
+"""Compile C sources to shared objects with the machine's compiler.
 
-`-march=native` never reaches a build: the compiler is asked once what it stands for, and the
-answer is what the flags, and so the cache key, name. What a compiler can do is tried, not
-assumed, and remembered in the cache for as long as compiler and processor stay the same.
+Builds never use `-march=native`: the compiler is queried once for the flags that it means, and
+these are in the flags and the cache key. Features of a compiler are tested, and the results are
+cached until the compiler or the processor changes.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ def host_compiler() -> HostCompiler:
 
 
 _silent: dict[tuple[str, ...], str] = {}
-"""Compilers that did not finish a source, and what that was: nobody waits for them again."""
+"""Compilers that did not finish a trial, with the reason: they are not tried again."""
 
 
 class _NoAnswer(Exception):
-    """A compiler that does not come back; the text says so."""
+    """A compiler did not finish in time."""
 
 
 @lru_cache(maxsize=8)
 def _find(chosen: str, path: str, cache: Cache) -> HostCompiler | str:
     """The compiler, or what was tried; `path` is here because the answer depends on it.
 
-    One that does not come back is given up at once, under all its names.
+    A compiler that does not finish is skipped under all of its names.
     """
     try:
         commands = [shlex.split(chosen)] if chosen else [[name] for name in _CANDIDATES]
@@ -189,8 +189,8 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     """Output and errors as one text, in English whatever the locale.
 
-    The compiler is a process group of its own: what it has started ends with it. A driver that
-    is killed alone leaves the program it waits for, which holds the other end of the pipe.
+    The compiler runs in its own process group, so that its child processes end with it. If only the
+    driver were killed, its child would keep the pipe open.
 
     Raises:
         _NoAnswer: it takes longer than that.

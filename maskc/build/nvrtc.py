@@ -1,7 +1,7 @@
 """CUDA sources to cubins, through CuPy's NVRTC; no GPU is needed.
 
-Headers come from installed wheels, and only where a source includes one: a CUDA toolkit on the
-machine is never consulted.
+If a source includes headers, they come from installed wheels. A CUDA toolkit on the machine is
+never used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 _SCHEMA = 2
 _NAME = "kernel.cu"
 _HAS_CACHE = (12, 9)
-"""From this version on NVRTC has a cache of its own, and what it finds there it does not report."""
+"""From this version on, NVRTC has its own cache, and prints no report for cached sources."""
 
 
 def build_cuda(

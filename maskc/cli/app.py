@@ -1,4 +1,4 @@
-"""The group of commands, and the one place where mistakes are caught and printed."""
+"""The group of commands. Only here are errors caught and printed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="maskc")
 def main() -> None:
-    """Compile attention masks, written as sets, into block-sparse kernels.
+    """Compile attention masks, written as sets of (query, key) pairs, into block-sparse kernels.
 
     FILE is a pattern file or the name of a published mask (maskc patterns lists them).
     A pattern file is executed as Python; --expr parses an expression and executes nothing.
@@ -123,5 +123,5 @@ def _colored_line(line: str) -> str:
 
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
-    """A warning in one line: the line of maskc that raised it tells a user nothing."""
+    """Print a warning in one line, without the line of maskc that raised it."""
     click.echo(f"warning: {message}", err=True)

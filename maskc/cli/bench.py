@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @kernel_options
 @click.option(
     "--n", type=LENGTHS_TYPE, metavar="N[,N...]",
-    help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
+    help="Queries: 4096, 1e6, 128k (k = 1024), 1M; several are a sweep: 1k,2k,4k.  "
     "[default: that of --data, else 4096]",
 )  # fmt: skip
 @click.option("--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys.  [default: --n]")
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--suite", type=click.Choice(("seeds",)),
-    help="Time a set of known masks instead of FILE, with a bar for each; --n caps the lengths.",
+    help="Time a set of known masks instead of FILE, each with a goal; --n caps the lengths.",
 )  # fmt: skip
 @data_options(LENGTH)
 @json_option
@@ -67,9 +67,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Time the mask of FILE against attention of PyTorch and cuDNN, where they are installed.
 
-    Every result is checked in the same run. Several lengths make a sweep. It also shows how time
-    grows compared with the number of pairs, and from which length on the mask is faster. Exits with
-    3 if a result of maskc is wrong.
+    Every result is checked in the same run. With several lengths (a sweep), the output also shows
+    how time grows compared with the number of pairs, and from which length the mask is faster.
+    Exits with 3 if a result of maskc is wrong.
     """
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, kv_heads, batch, directions, repeats, nvtx)

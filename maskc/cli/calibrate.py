@@ -16,10 +16,10 @@ from maskc.cli.output import echo, told, write_json, write_table
 def calibrate(forget: bool, as_json: bool) -> None:
     """Measure what the kernels cost on the first visible GPU.
 
-    A call has several programs to run: large or small tiles, persistent or not. maskc takes the one
-    with the lowest predicted time. The predictions ship for H100 and H200 cards; on other Hopper
-    cards they are interpolated, and this command measures them. It takes about a minute. The result
-    goes to the cache folder; masks that are compiled afterwards use it.
+    A call can run in several ways: with large or small tiles, persistent or not. maskc takes the
+        one with the lowest predicted time. The coefficients of the prediction ship for H100 and
+        H200 cards and are interpolated for other Hopper cards. This command measures them, in about
+        a minute, and stores them in the cache folder. Masks compiled afterwards use them.
     """
     from datetime import date
 

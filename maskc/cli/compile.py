@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--manifest",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a line for each pattern and target: digests of what they compile to.",
+    help="Write a line with digests of the compiled sources for each pattern and target.",
 )
 @click.option(
     "--standalone",
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option(
     "--check",
     is_flag=True,
-    help=f"Compare with --manifest, or with the files in -o (or {FOLDER}); exit 3 on drift.",
+    help=f"Compare with --manifest, or with the files in -o (or {FOLDER}); exit 3 on differences.",
 )
 @data_options(LENGTH)
 @json_option
@@ -78,11 +78,11 @@ def compile_command(
 ) -> None:
     """Compile the patterns of FILE, or of every *.py in a folder.
 
-    With -o each pattern becomes a module with its kernel sources, for each --target, or for all
-    that have such kernels; stderr says which have none, and why. With --manifest digests of the
-    same are written. With --emit the value at one stage is printed: the mask, its formula, the
-    proved facts, the plan, or the source. With none of them kernels are built and a summary is
-    printed, with the costs at --n tokens.
+    -o writes a module with its kernel sources for each pattern and --target. By default it takes
+    all targets that have kernels for the pattern. The others are named on stderr, with the reason.
+    Use --manifest to write digests of these sources. Use --emit to print the value of one stage:
+    the mask, its formula, the proved facts, the plan, the loops, or the source. Without any of
+    these options, the command builds the kernels and prints a summary with the costs at --n tokens.
     """
     if emit and (check or manifest or output is not None):
         raise UsageMistake("--emit prints, -o and --check compare files", "choose one", at="--emit")

@@ -21,7 +21,7 @@ def costs(
     Returns:
         Dictionaries with heads (empty: all), n_q, n_kv, live_pairs, pairs, live_share, tile, full,
         partial, empty, executed_pairs, waste, flops, bytes, and naive_bytes, the scores that
-        unfused attention stores. Where the mask chooses at run time, and no scores are given,
+        unfused attention stores. If the mask chooses at run time, and no scores are given,
         live_pairs are all candidates, and kept_at_most says how many are kept (None: unknown).
         Where the mask holds a table that fits other lengths only, a single one with n_q, n_kv and
         the reason under "refused".

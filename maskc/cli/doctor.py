@@ -35,8 +35,9 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 @click.command(short_help="Report what this machine has, and what is missing.")
 @json_option
 def doctor(as_json: bool) -> None:
-    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, the effect of each missing
-    part, and the targets of each card."""
+    """Report the compiler, driver, NVRTC, CuPy, torch and cache, the effect of each missing part,
+    and the targets of each card.
+    """
     from maskc import __version__
     from maskc.build.toolchain import ToolchainCheck, probes
     from maskc.runtime.device import default_target
@@ -68,7 +69,7 @@ def doctor(as_json: bool) -> None:
     )
     if model := _cost_model():
         echo(f"\nkernels are chosen by predicted time, with coefficients {model}")
-    echo("\nforward and backward each run the first target of the row that has a kernel:\n")
+    echo("\neach pass runs on the first target of its row that has a kernel:\n")
     write_table(
         ("card", "capability", "targets"),
         [

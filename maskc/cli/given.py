@@ -51,11 +51,11 @@ class Arrays:
         read = {name: self.given[name] for name in names(entry) if name in self.given}
         without = [name for name in made if name not in read and name not in leave]
         if without and not quiet:
-            echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
+            echo(f"{entry.name}: random {', '.join(without)}, seed {self.seed}", err=True)
         return {**{name: made[name] for name in without}, **read, **entry.params}
 
     def shape(self, entries: Sequence[MaskEntry]) -> tuple[int, int] | None:
-        """Queries and keys that the given arrays are for; None where they do not say.
+        """Queries and keys that the given arrays are for; None if they do not say.
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
         """
@@ -73,14 +73,14 @@ class Arrays:
 
 
 def read_all(
-    texts: Sequence[str], entries: Sequence[MaskEntry], also: Collection[str] = ()
+    texts: Sequence[str], entries: Sequence[MaskEntry], extra: Collection[str] = ()
 ) -> dict[str, object]:
     """Read the arrays of all --data options.
 
     Args:
         texts: NAME=FILE each.
         entries: the masks; every name must be that of data of one of them.
-        also: further names that a command takes.
+        extra: further names that a command takes.
 
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
@@ -88,7 +88,7 @@ def read_all(
     from maskc.dsl.nodes import data_of_calls
 
     declared = {decl.name: decl for entry in entries for decl in data_of_calls(entry.mask)}
-    known = sorted({*also, *(name for entry in entries for name in names(entry))})
+    known = sorted({*extra, *(name for entry in entries for name in names(entry))})
     given: dict[str, object] = {}
     for text in texts:
         name, equals, source = (part.strip() for part in text.partition("="))

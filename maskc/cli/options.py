@@ -29,7 +29,7 @@ else:  # click had one class for all before 8.3
 Command = Callable[..., Any]
 
 LENGTH = 4096
-"""Queries and keys where nothing says how many."""
+"""Default number of queries and keys."""
 
 
 def _names_and_files(
@@ -76,7 +76,7 @@ def tokens(text: str) -> int:
     """A number of tokens: 4096, 1_000_000, 1e6; 128k = 128 * 1024, 1M = 1024 * 1024.
 
     Raises:
-        ValueError: the text is no whole number of tokens.
+        ValueError: the text is not a whole number of tokens.
     """
     scale = {"k": 1 << 10, "m": 1 << 20}.get(text[-1:].lower(), 1)
     digits = text[:-1] if scale > 1 else text
@@ -161,13 +161,13 @@ class KernelOptions:
         )  # fmt: skip
 
     def heads_for(self, mask: Mask) -> int | None:
-        """Query heads where they matter: as asked, as the mask is written, or 8."""
+        """Return the query heads: the requested number, the number of the mask, or 8."""
         from maskc.ir.heads import written_heads
 
         return self.heads or written_heads(mask)
 
     def target_for(self, mask: Mask) -> Target:
-        """The target asked for, or this machine's, or what stands in for it.
+        """Return the requested target, or the best of this machine.
 
         Raises:
             UsageMistake: several were asked for.
@@ -188,7 +188,7 @@ class KernelOptions:
 
 
 def single(targets: tuple[str, ...]) -> str | None:
-    """The target asked for, None where none was.
+    """Return the requested target, None if there is none.
 
     Raises:
         UsageMistake: several were asked for.
@@ -294,7 +294,7 @@ def target_option(command: Command) -> Command:
 
 
 def length_options(default: str) -> Callable[[Command], Command]:
-    """--n and --n-kv; the command gets `n` and `n_kv`, both None where neither was given.
+    """--n and --n-kv; the command gets `n` and `n_kv`, both None if neither was given.
 
     Args:
         default: what help says happens without --n.
@@ -303,7 +303,7 @@ def length_options(default: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @click.option(
             "--n", type=LENGTH_TYPE, metavar="N",
-            help=f"Queries: 4096, 1e6, 128k (of 1024), 1M.  [default: {default}]",
+            help=f"Queries: 4096, 1e6, 128k (k = 1024), 1M.  [default: {default}]",
         )  # fmt: skip
         @click.option("--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys.  [default: --n]")
         @wraps(command)
@@ -319,17 +319,17 @@ def length_options(default: str) -> Callable[[Command], Command]:
 
 def json_option(command: Command) -> Command:
     """--json; the command gets `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Results and errors as JSON.")(
-        command
-    )
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print results and errors as JSON."
+    )(command)
 
 
-def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+def data_options(fallback: int | None, extra: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
     Args:
-        fallback: queries and keys where nothing says how many; None leaves that to the command.
-        also: names of arrays that the command reads besides those of the mask.
+        fallback: default number of queries and keys; None leaves the choice to the command.
+        extra: names of arrays that the command reads besides those of the mask.
     """
 
     def decorate(command: Command) -> Command:
@@ -349,7 +349,7 @@ def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 
-            arrays = Arrays(seed, read_all(files, entries, also))
+            arrays = Arrays(seed, read_all(files, entries, extra))
             if n is None and (shape := arrays.shape(entries)) is not None:
                 n, n_kv = shape
             if n is None:

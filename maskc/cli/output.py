@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PLAIN_WIDTH = 112
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 
 
 def write_json(value: object) -> None:
@@ -81,7 +81,7 @@ _STYLES = {"ok": "green", "FAILED": "bold red", "missing": "yellow"}
 
 
 class _Line:
-    """The line on a terminal's stderr that says what happens now; elsewhere nothing."""
+    """The progress line on a terminal's stderr; prints nothing elsewhere."""
 
     shown = False
 
@@ -103,11 +103,11 @@ class _Line:
 
 _line = _Line()
 now, done = _line.show, _line.clear
-"""Say on a terminal's stderr what happens now, until something else does; and that nothing does."""
+"""Set and clear the progress line on a terminal's stderr."""
 
 
 def echo(text: str, nl: bool = True, err: bool = False) -> None:
-    """Print, in place of the line that says what happens now.
+    """Print a line in place of the progress line.
 
     Raises:
         UsageMistake: stdout takes nothing more, because a disk is full or a device is gone.
@@ -130,7 +130,7 @@ def _written() -> Iterator[None]:
 
 
 def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
-    """The items, with a line on stderr that says which one, where that is a terminal."""
+    """Yield items, with a progress line for each on a terminal."""
     try:
         for number, item in enumerate(items, start=1):
             name = getattr(item, "name", item)
@@ -143,7 +143,7 @@ def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
 
 @contextmanager
 def told() -> Iterator[Callable[[str], object]]:
-    """A function that shows what happens now: a line on stderr, replaced on a terminal."""
+    """Return a function that shows progress: a line on stderr, replaced on a terminal."""
     if not is_terminal(sys.stderr) or _dumb():
         yield lambda text: click.echo(text, err=True)
         return

@@ -16,10 +16,10 @@ from maskc.dsl.pattern import check_pattern_name
 @click.argument("words", nargs=-1)
 @json_option
 def patterns(words: tuple[str, ...], as_json: bool) -> None:
-    """List the published masks that come with maskc; with WORDS those that mention them all.
+    """List the published masks that come with maskc, or only masks that mention all WORDS.
 
-    Each name stands for its file in every command, as in `maskc visualize longformer`, and is an
-    attribute of maskc.patterns in Python.
+    Every command accepts the name instead of a file, as in `maskc visualize longformer`. It is also
+    an attribute of maskc.patterns in Python.
     """
     from maskc import patterns as library
 
@@ -71,9 +71,9 @@ if __name__ == "__main__":
 
 @click.command(short_help="Write a pattern file to start from.")
 @click.argument("file", default="my_mask.py", type=FilePath())
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(file: str, force: bool) -> None:
-    """Write FILE with a mask to change, and say what to run next. FILE is my_mask.py by default.
+    """Write an example pattern to FILE, and print what to run next. FILE is my_mask.py by default.
 
     The pattern has the name of the file.
     """

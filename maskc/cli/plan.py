@@ -1,4 +1,4 @@
-"""maskc plan: how ranks share a sequence, who sends what to whom, and what that takes."""
+"""maskc plan: how ranks share a sequence, their messages, and predicted times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @mask_source
 @click.option(
     "--n", type=LENGTH_TYPE, required=True, metavar="N",
-    help="Tokens of the sequence: 131072, 128k (of 1024), 1M.",
+    help="Tokens of the sequence: 131072, 128k (k = 1024), 1M.",
 )  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1), required=True, metavar="P", help="Ranks.")
 @click.option(
@@ -49,8 +49,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Plan how ranks share a sequence of --n tokens under a mask.
 
-    Prints the tokens of each rank, the keys that travel, the balance of tiles, and predicted times
-    of both passes, compared with all-gather and a ring.
+    Prints the tokens of each rank, the keys that are sent, the balance of tiles, and the predicted
+    times of both passes, compared with all-gather and a ring.
     """
     from maskc import distributed
     from maskc.cli.given import read_all

@@ -1,4 +1,4 @@
-"""maskc report: one page about a mask, for people who decide whether to use it."""
+"""maskc report: one page about a mask."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from maskc.lab.report.sections import Measurement
 
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
-"""Lengths that are timed where nothing says which, by target."""
+"""Default lengths to time, by target."""
 _OTHER = (1024, 4096, 16384)
 _CHECKED = 2
 """The first ones are checked where nothing is timed."""
@@ -59,13 +59,13 @@ _CHECKED = 2
 )  # fmt: skip
 @click.option(
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
-    help="What `maskc evaluate -o JSON` wrote: quality, ablations, significance.",
+    help="Output of `maskc evaluate -o JSON`: quality, ablations, significance.",
 )  # fmt: skip
 @click.option(
     "--notes", type=FilePath(dir_okay=False), metavar="FILE",
-    help="Markdown with the headings `# Motivation` and `# Discussion`, in words of your own.",
+    help="Markdown with the headings `# Motivation` and `# Discussion`, in your own words.",
 )  # fmt: skip
-@data_options(None, also=("q", "k"))
+@data_options(None, extra=("q", "k"))
 @json_option
 def report(
     entries: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
@@ -74,12 +74,12 @@ def report(
 ) -> None:  # fmt: skip
     """Write one self-contained page about the mask of FILE.
 
-    It has definition, picture, a heatmap of attention weights, proofs, pseudocode, complexity,
-    plan, verification, speed on this machine, quality, ablations and significance. The heatmap is
-    of --data q=FILE and k=FILE, else of synthetic q and k.
+    The page shows the definition, a picture, a heatmap of attention weights, proofs, pseudocode,
+    complexity, the plan, verification, speed on this machine, quality, ablations and significance.
+    The heatmap uses q and k of --data q=FILE and k=FILE, or synthetic ones.
 
-    Sections that were not run say so, and which command runs them. Exits with 3 where a result is
-    wrong; the page is written all the same.
+    If a section was not run, it says so and names the command that runs it. Exits with 3 if a
+    result is wrong; the page is still written.
     """
     writer = _writer(output)
     if len(entries) > 1:
@@ -244,8 +244,8 @@ def _subject(
     problem = how.asked.problem(entry.mask)
     target = how.asked.target_for(entry.mask)
     asked = (n,) if isinstance(n, int) else n
-    usual = _LENGTHS.get(target.name, _OTHER)
-    lengths = asked if asked else usual if how.repeats else usual[:_CHECKED]
+    default_lengths = _LENGTHS.get(target.name, _OTHER)
+    lengths = asked if asked else default_lengths if how.repeats else default_lengths[:_CHECKED]
     words = _words(entry)
     measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
     made_up = [name for name in names(entry) if name not in arrays.given]

@@ -15,7 +15,7 @@ from maskc.lab.sweep import Growth
 
 
 def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
-    """Measure all of them and say of each whether it is met.
+    """Measure all seeds, and print whether each reaches its goal.
 
     Args:
         cap: the longest length; what is asked for beyond it runs there and is not judged.

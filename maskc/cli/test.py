@@ -44,12 +44,12 @@ def test(
     entries: list[MaskEntry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
     heads: int | None, examples: int, seed: int, seconds: float | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Compare the kernels of FILE with dense attention in fp64, in random cases, both passes.
+    """Compare the kernels of FILE with dense attention in fp64, in random cases and both passes.
 
-    Drawn are lengths around the mask's constants, batches, grouped heads, dtypes, strides, options,
-    data, parameters and keys of NaN. Where something is wrong the smallest such case is printed as
-    a program, and the exit code is 1. Without a GPU for --target the kernels run in an emulator,
-    which needs g++ and PyTorch. --set keeps a parameter at one value.
+    A random case has a length around the mask's constants, a batch, grouped heads, a dtype,
+    strides, options, data, parameters, and sometimes a NaN in a key. If a case fails, the smallest
+    failing case is printed as a program, and the exit code is 1. Without a GPU for --target the
+    kernels run in an emulator, which needs g++ and PyTorch. --set keeps a parameter at one value.
     """
     from maskc.testing.checking import Wanted
 

@@ -45,12 +45,13 @@ def verify(
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
 
-    Lengths are short, and larger than the largest window, block and stride of the mask. Inputs are
-    random, forward and (if the target has it) backward. Probes follow: zero queries read the mask
-    back through one-hot values, and a NaN planted in a key must stay with the queries that see it.
-    After that, without --n and --data, random cases: lengths around the mask's constants, batches,
-    heads, options, strides, data and parameters. A wrong case is shrunk and printed as a program
-    that reproduces it. Exits with 3 if something differs.
+    Some lengths are short, and some are larger than every window, block and stride of the mask.
+    Inputs are random, for the forward pass and (if the target has it) the backward pass. Probes
+    follow: with q = 0 and one-hot values, the output shows which keys each query sees, and a NaN in
+    one key must only reach the queries that see it. After that, without --n and --data, random
+    cases: lengths around the mask's constants, batches, heads, options, strides, data and
+    parameters. A wrong case is shrunk and printed as a program that reproduces it. Exits with 3 if
+    something differs.
     """
     shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
@@ -195,7 +196,8 @@ def _write(report: Report) -> None:
 
 
 def _seen(report: Report) -> Iterator[str]:
-    """The length from which the mask is one of its own, and what was not reached."""
+    """Return the length that exceeds all constants of the mask, and the constants that were not
+    reached."""
     rows = report["seen"]
     for plain in ("causal", "full"):
         other = [row["case"] for row in rows if row["looks"] not in (plain, "full")]

@@ -70,7 +70,7 @@ def _tile(text: str) -> tuple[int, int]:
 @click.command(short_help="Draw the mask in the terminal, or as PNG or SVG.")
 @mask_source
 @click.option("-o", "--output", metavar="PICTURE", help="Write a *.png or *.svg file.")
-@length_options("where the mask has its shape")
+@length_options("long enough to show the mask's shape")
 @click.option(
     "--range", "span", type=Parsed("range", _span), metavar="Q0:Q1,K0:K1",
     help="Draw only this part; single pairs up to 256 x 256 tokens.",
@@ -94,22 +94,22 @@ def _tile(text: str) -> tuple[int, int]:
     help="With --weights: what a cell of several pairs shows.",
 )  # fmt: skip
 @problem_options
-@data_options(None, also=_TENSORS)
+@data_options(None, extra=_TENSORS)
 @json_option
 def visualize(
     entries: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
     span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, weights: bool, head: int,
     reduce: str, asked: KernelOptions, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
-    """Draw the mask of FILE: tiles by class, elements where the range is small.
+    """Draw the mask of FILE tile by tile, or pair by pair if it is small.
 
-    Tiles are those of the kernel for --target. A partial tile is the paler, the fewer of its pairs
-    are live. Run-time selections choose by made-up scores of --seed. Without -o it is drawn in the
-    terminal. Several patterns into one -o give one file each, with the pattern's name before the
-    suffix. Without made-up scores nothing of size N x N is made, whatever N is.
+    Tiles are those of the kernel for --target. A partial tile is paler if fewer of its pairs are
+    live. Run-time selections use random scores from --seed. Without -o the picture is drawn in the
+    terminal. If FILE has several patterns, -o writes one file for each, with the pattern's name
+    before the suffix. Except for random scores, nothing of size N x N is computed.
 
-    With --weights the drawing is a heatmap of softmax(q k^T) of one head, in float64. Masked pairs
-    have a colour of their own.
+    With --weights the picture is a heatmap of softmax(q k^T) of one head, in float64. Masked pairs
+    are grey.
     """
     from maskc.viz.canvas import format_of
 
@@ -232,7 +232,7 @@ def _picture(
 
 
 def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
-    """The tiles of the kernel; None where no target was named and this machine's has none."""
+    """The tiles of the kernel; None if no target was named and this machine's has none."""
     from maskc.viz.picture import KernelTiles
 
     try:
@@ -246,9 +246,9 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
         for kernel in plan.alternatives
         if kernel.boxes and kernel.direction is plan.direction
     ]
-    also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
-    also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
-    return KernelTiles(plan.target.name, plan.tile, tuple(also))
+    alternatives = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
+    alternatives += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
+    return KernelTiles(plan.target.name, plan.tile, tuple(alternatives))
 
 
 def _draw(pictures: list[Picture]) -> None:
@@ -297,5 +297,5 @@ def _plain(shown: Picture) -> dict[str, Any]:
     return {
         "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
         "range": [span.q0, span.q1, span.k0, span.k1], "kernel": shown.kernel,
-        "kernel_also": list(shown.also), "panels": panels,
+        "kernel_also": list(shown.alternatives), "panels": panels,
     }  # fmt: skip

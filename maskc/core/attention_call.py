@@ -1,6 +1,6 @@
-"""A call of attention: its options, each with its default, and everything that it gives.
+"""A call of attention: options with defaults, and all arguments.
 
-A public function reads its keywords once, into these records; behind it nothing else is passed on.
+A public function reads its keywords once, into these records. Later stages only take the records.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class CallOptions(NamedTuple):
 
 
 DEFAULTS = CallOptions()
-"""The options of a call that gives none."""
+"""The default options."""
 WITH_LSE = CallOptions(return_lse=True)
-"""The options of a call that only wants lse, too: the same plans serve it."""
+"""The options of a call that only wants lse too: the same plans serve it."""
 _ONLY_LSE = {"return_lse": True}
 _NAMES = frozenset(CallOptions._fields)
 
 
 class AttentionCall(NamedTuple):
-    """Everything that one pass is given."""
+    """All arguments of one pass."""
 
     q: Any
     k: Any

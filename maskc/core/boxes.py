@@ -44,7 +44,7 @@ class Boxes:
         return len(self.extents) > 1
 
     def hold(self, n_q: int, n_kv: int) -> bool:
-        """Whether so many queries and keys are one grid that kernels can run over."""
+        """Whether these numbers of queries and keys form one grid over which kernels can run."""
         along = n_q // self.period
         whole = n_q == n_kv and n_q == along * self.period
         return whole and along > 0 and max(along, *self.extents) <= MOST_ALONG
@@ -80,7 +80,7 @@ def tokens_of(grid: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
 
 
 def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
-    """The box that the first `tokens` tokens of a box are; None where they are none."""
+    """Return the box of the first `tokens` tokens of a box; None if they do not form a box."""
     sides: list[int] = []
     left = tokens
     for side in reversed(box):

@@ -53,7 +53,7 @@ class LayoutRecipe:
     keep: Expr
     """The mask over q, k, n_q, n_kv, parameters and data arrays."""
     loops: tuple[TileLoop, ...] | None
-    """Disjoint and complete closed forms; None where only the numbers decide."""
+    """Disjoint and complete closed forms; None if only the numbers decide."""
     fixed: tuple[tuple[str, int], ...] = ()
     """Parameter values for which `loops` hold; with others the numbers decide."""
     square: bool = False
@@ -85,10 +85,10 @@ class Variant:
     """Layout recipes, one for each tile shape of the units."""
     axes: tuple[Expr, ...] = ()
     """The mask as relations between coordinates of a grid, see maskc/ir/grid.py, for units with
-    boxes; empty where there are none."""
+    boxes; empty if there are none."""
     rests: tuple[Expr | None, ...] = ()
     """For each constant, a bound on |what it is added to| in its comparison, see core/widths; None
-    where its value matters beyond that."""
+    if its value matters beyond that."""
     lists: tuple[IdList, ...] = ()
     """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
 
@@ -138,7 +138,7 @@ class Grid(Enum):
     packed_rows = "packed_rows"
     """Enough for all rows of packed heads whose keys several blocks share, `per_block` each."""
     results = "results"
-    """`resident` per multiprocessor: they share what there is to write."""
+    """`resident` blocks per multiprocessor, which share the results to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class Launch:
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
     feature: Feature | None = None
-    """The feature that a call must ask for to have this launch, in place of another one of the same
-    entry; None where every call has it."""
+    """The feature that makes a call run this launch, instead of another one of the same entry; None
+    if every call runs it."""
 
 
 DEFAULT = "default"
@@ -241,14 +241,14 @@ class WorkList:
     """Whether columns that are under way at a time may wait for each other both ways: the device
     runs as many blocks as maskc/layout/work/deterministic_order.py reckons with."""
     apart: bool = False
-    """Whether it is the list of a pass in the mode SEPARATE_DQ, in which items that share a column
-    leave their shares side by side instead of adding to one."""
+    """Whether the list is for the mode SEPARATE_DQ, in which items of one column store separate
+    partial sums instead of adding to one sum."""
     few_tiles: int = 0
     """The least tiles of a part of a packed row, see maskc/layout/work/work_list.py. 0: never
     cut."""
     invariant: bool = False
-    """Whether a packed row's own tiles alone decide where it is cut, so that its result has the
-    same bits whatever else is in the batch."""
+    """Whether the splits of a packed row depend only on its own tiles, which makes results
+    batch-invariant."""
     heads: int = 0
     """Heads whose queries are the rows of a tile in the mode PACK_GQA; 0: in every other mode."""
 
@@ -259,18 +259,18 @@ class SourceUnit:
 
     target: str
     text: str
-    """A config header, see core/library; or a source that stands alone."""
+    """A config header, see core/library, or a source without includes."""
     tile: TileShape
     ranges: bool
     """Whether tile lists are closed forms, so that the kernel reads no list of tiles."""
     directions: tuple[Direction, ...] = (Direction.forward,)
-    """The passes it computes; none where it makes the lists that others read."""
+    """The passes that it computes; empty if it builds lists for other sources."""
     modes: tuple[tuple[str, Mode], ...] = ()
     """CUDA: ways to launch by name; a unit has DEFAULT and perhaps more, or EXCLUSIVE_DQ alone."""
     maps: tuple[TensorMap, ...] = ()
     """Tensor maps in the order of the kernel's second parameter; none: it has one parameter."""
     work: WorkList | None = None
-    """The work list it reads; None where blocks find their work from their index."""
+    """The work list it reads; None if blocks find their work from their index."""
     row_floats: int = 0
     """fp32 workspace per query: backward, of a padded tile row, head and sequence; forward, of a
     tile row for each of the items that share it."""
@@ -285,7 +285,7 @@ class SourceUnit:
     by_documents: bool = False
     """Whether its tiles of keys begin with documents, see maskc/layout/tiles/document_tiles.py."""
     form: str = ""
-    """Tells sources of one target and pass apart, where a call takes the cheapest."""
+    """The form; it distinguishes sources of one target and pass between which calls choose."""
     costs: tuple[Cost, ...] = ()
     """The cost of each mode, where there is a choice of sources."""
     boxes: Boxes | None = None
@@ -294,13 +294,13 @@ class SourceUnit:
     gather: Gather | None = None
     """Recipe of the lists of single keys."""
     thresholds: bool = False
-    """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
-    them, or, as that of a chooser, writes them."""
+    """Whether its workspace begins with the thresholds of single chosen keys. A chooser writes
+    them, other sources read them."""
     reach: tuple[Expr, ...] = ()
     """A bound on |everything that the source computes| of each formula, see core/widths."""
     library: str = ""
     """In the plan of a generated module, the digest of the static files that its text includes;
-    empty where it includes none."""
+    empty if it includes none."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -325,8 +325,8 @@ class SourceUnit:
         return self.form in (GATHER, WIDE)
 
     def offers(self, features: Features) -> bool:
-        """Whether it has them: positions of a grid are those of no line, entmax is in the source
-        with the largest tiles alone, and EXCLUSIVE_DQ knows no gradients of heads."""
+        """Whether the source and mode support these features. Grids have no linear positions, only
+        the source with the largest tiles has entmax, and EXCLUSIVE_DQ has no gradients per head."""
         if self.only_once and features & OF_HEADS:
             return False
         grid = self.boxes is not None and bool(features & BY_DISTANCE)
@@ -344,9 +344,9 @@ class SourceUnit:
 
     @property
     def key(self) -> str:
-        """The name that tells the source apart from all others of a bundle.
+        """The name of the source, unique in a bundle.
 
-        It is made of the target, the form, and the pass where that is backward alone.
+        It consists of the target, the form, and the pass if the source is backward only.
         """
         passes = Direction.backward.value if self.directions == (Direction.backward,) else ""
         return "_".join(filter(None, (self.target, self.form, passes)))
@@ -363,7 +363,7 @@ class SourceUnit:
 
 
 N_KV_OF_ALL, N_Q_OF_ALL = "n_kv_of_all", "n_q_of_all"
-"""The parameters of masks over some of the keys, or queries, that say how many there are."""
+"""The parameters for the total number of keys, or queries, in masks over a part of them."""
 
 
 @dataclass(frozen=True)
@@ -371,8 +371,7 @@ class PartBundle:
     """A bundle of pieces of a mask that run together."""
 
     stride: int
-    """1: over the tokens as they are; s >= 2: over those of every residue class modulo s, as
-    sequences of their own lengths."""
+    """1: over all tokens; s >= 2: over each residue class modulo s, as a separate sequence."""
     bundle: Bundle
     aligned: bool = False
     """Whether it is so only where the stride divides n_kv - n_q."""
@@ -398,21 +397,20 @@ class Bundle:
     params: tuple[tuple[str, int], ...]
     """Names and defaults, sorted."""
     units: tuple[SourceUnit, ...]
-    """The sources, one or more per target: its passes share a source or have one each, and a pass
-    may have several to choose from; the one with the largest tiles comes first."""
+    """The sources, one or more per target. Passes may share a source or have one each. If a pass
+    has several, the source with the largest tiles comes first."""
     unread: tuple[str, ...] = ()
     """Keywords the mask declares but does not need; calls may pass them."""
     parts: tuple[PartBundle, ...] = ()
-    """The mask in parts, for the targets that have them; empty where it runs whole."""
+    """The mask in parts, for the targets that have them; empty if it runs whole."""
     selections: tuple[Selection, ...] = ()
-    """The selections that every call makes before anything is launched, each after those that it
-    reads."""
+    """The selections that every call makes before a launch, in the order of their dependencies."""
     chooser: Bundle | None = None
-    """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
-    finds the thresholds; the mask is then what it would be if all of them were chosen."""
+    """For single chosen keys: the mask of the candidates, with the source that finds the
+    thresholds. The bundle's own mask then keeps all candidates."""
     siblings: tuple[Bundle, ...] = ()
-    """Bundles of the same mask for targets whose kernels need other formulas of it, as where they
-    find chosen keys by thresholds: bundles of their own, in generated modules."""
+    """Bundles of the same mask for targets that need other formulas, for example because they find
+    chosen keys by thresholds. Generated modules contain them too."""
     report: str = field(default="", compare=False)
     """The text that explain() prints."""
 
@@ -445,7 +443,7 @@ class Bundle:
         return next((sibling for sibling in self.siblings if target in sibling.targets), self)
 
     def with_inner(self, change: Callable[[Bundle], Bundle]) -> Bundle:
-        """The bundle with those inside it changed: its parts, what finds thresholds, siblings."""
+        """Return the bundle with other inner bundles: parts, chooser, siblings."""
         return replace(
             self,
             parts=tuple(replace(part, bundle=change(part.bundle)) for part in self.parts),
@@ -454,11 +452,11 @@ class Bundle:
         )
 
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
-        """The source of one pass, the first where there is a choice, None where there is none."""
+        """Return the source of one pass, the first if there are several; None if there is none."""
         return next(iter(self.choice(target, direction)), None)
 
     def list_source(self, target: str) -> SourceUnit | None:
-        """The source that makes tile lists on the device, None where there is none."""
+        """The source that makes tile lists on the device, None if there is none."""
         return next(
             (
                 u
@@ -469,11 +467,11 @@ class Bundle:
         )
 
     def moving_source(self, target: str) -> SourceUnit | None:
-        """The source that packs the rows of listed tokens, None where there is none."""
+        """The source that packs the rows of listed tokens, None if there is none."""
         return next((u for u in self.units if u.target == target and u.form == MOVES), None)
 
     def pages_source(self, target: str) -> SourceUnit | None:
-        """The source that makes the arrays of a step over pages, None where there is none."""
+        """The source that makes the arrays of a step over pages, None if there is none."""
         return next((u for u in self.units if u.target == target and u.form == PAGES), None)
 
     def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:

@@ -27,7 +27,7 @@ with an underscore."""
 
 
 Lengths = tuple[int | None, int | None]
-"""Queries and keys of a call; None stands for any number of them."""
+"""Numbers of queries and keys of a call; None means any number."""
 ANY_LENGTHS: Lengths = (None, None)
 
 
@@ -49,9 +49,9 @@ class Captured:
         self.at = at
         watched = hasattr(source, "detach")
         self.source: Any = source if watched else None
-        """The torch tensor that is watched, or a copy of it that nobody writes into; None where
-        there is none. It is the object that the user holds: a compiler knows a tensor that its
-        graph writes by that."""
+        """The torch tensor that is watched, or a private copy; None if there is none. It is the
+        user's own object, because a compiler identifies a tensor that its graph writes by the
+        object."""
         self.fixed = not watched
         self._version = version_of(source) if watched else None
         self._array: np.ndarray | None = None
@@ -62,7 +62,7 @@ class Captured:
 
     @classmethod
     def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
-        """Make one over an int32 array of any shape that nobody changes."""
+        """Wrap an int32 array of any shape that never changes."""
         made = cls.__new__(cls)
         made._array, made.source, made._version, made.at = array, None, None, at
         made.fixed, made._now, made._digest = True, None, None
@@ -70,7 +70,7 @@ class Captured:
 
     @classmethod
     def at_rest(cls, tensor: Any, at: SourceLoc | None = None) -> Captured:
-        """Make one over a torch tensor that nobody writes into as long as this is used.
+        """Wrap a torch tensor that is not written while this object is used.
 
         Raises:
             DataRange: a value beyond 32 bits.
@@ -119,7 +119,7 @@ class Captured:
         return tuple((self.source if self._array is None else self._array).shape)
 
     def sequences(self, rank: int) -> int:
-        """The number of sequences that the array tells apart; 1 where it has no such dimension.
+        """The size of the array's dimension of sequences; 1 if it has none.
 
         Args:
             rank: the indices that a formula gives.
@@ -127,7 +127,7 @@ class Captured:
         return leading(self.shape, rank)[0]
 
     def heads(self, rank: int) -> int:
-        """The number of query heads that the array tells apart, as `sequences`."""
+        """The size of the array's dimension of query heads; 1 if it has none."""
         return leading(self.shape, rank)[1]
 
     def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Captured:
@@ -149,8 +149,8 @@ class Captured:
         return self._now[1]
 
     def is_always(self, other: object) -> bool:
-        """Whether both hold the same, whatever is written later: one tensor, or equal arrays that
-        nobody changes."""
+        """Whether both will always have equal content: the same tensor, or equal arrays that never
+        change."""
         if not isinstance(other, Captured) or isinstance(other, Computed):
             return False
         if self.fixed or other.fixed:
@@ -172,7 +172,7 @@ class Captured:
         return mine is its or (mine.shape == its.shape and np.array_equal(mine, its))
 
     def _place(self) -> tuple[object, ...]:
-        """The place where the tensor lies, and how often somebody wrote into it."""
+        """Return the address of the tensor, and its number of writes."""
         source = self.source
         mark = version_of(source)
         return (
@@ -210,18 +210,19 @@ class Evaluation(Protocol):
 
     @property
     def sequences(self) -> int:
-        """The sequences that the function tells apart, where nobody says how many there are."""
+        """The number of sequences with pairs of their own, if the number of the call is unknown."""
 
     @property
     def heads(self) -> int:
-        """The query heads that it tells apart, where nobody says how many there are."""
+        """The number of query heads with pairs of their own, if the number of the call is
+        unknown."""
 
     def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
         """The arrays for so many sequences, query heads, queries and keys; remembered."""
 
     def now(self) -> Evaluation:
-        """This object with what the function reads at this moment; itself where nothing was
-        written since."""
+        """Return this object with the current content of the function's tensors; itself if nothing
+        was written."""
 
 
 _ANY_SIZE = 1 << 30
@@ -234,7 +235,7 @@ class Computed(Captured):
     __slots__ = ("_evaluation", "_number", "_present", "_rank")
 
     def __init__(self, evaluation: Evaluation, number: int, rank: int) -> None:
-        """Compute nothing yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
             number: of the array among those that the evaluation gives.
@@ -266,11 +267,11 @@ class Computed(Captured):
         return (_ANY_SIZE,) * self._rank
 
     def sequences(self, rank: int) -> int:
-        """The sequences that the function tells apart."""
+        """The number of sequences with pairs of their own."""
         return self._evaluation.sequences
 
     def heads(self, rank: int) -> int:
-        """The query heads that the function tells apart."""
+        """The number of query heads with pairs of their own."""
         return self._evaluation.heads
 
     def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Captured:
@@ -306,9 +307,9 @@ class Computed(Captured):
 
 
 def version_of(tensor: Any) -> int | None:
-    """The counter that grows when somebody writes into the tensor.
+    """Return torch's counter of writes to a tensor.
 
-    It is None where nothing counts, as in inference mode.
+    None if writes are not counted, as in inference mode.
     """
     try:
         version: int = tensor._version
@@ -336,8 +337,8 @@ class Reading:
     """A formula over captured arrays."""
 
     raw: Expr
-    """The formula as the user wrote it: an index may lie outside where another condition excludes
-    it."""
+    """The formula as the user wrote it: an index may be out of range if another condition excludes
+    the pair."""
     read: Expr
     """The formula as kernels read it: no index is below 0."""
     at: SourceLoc | None = field(default=None, compare=False)
@@ -345,7 +346,7 @@ class Reading:
     """The queries and keys for which the formula was made."""
 
     def check(self, n_q: int, n_kv: int) -> None:
-        """Refuse other lengths than those for which the formula was made.
+        """Raise an error for other lengths than those of the formula.
 
         Raises:
             DataShape.
@@ -354,7 +355,7 @@ class Reading:
 
 
 def check_lengths(made: Lengths, n_q: int, n_kv: int, at: SourceLoc | None) -> None:
-    """Refuse other lengths than those for which a mask was made.
+    """Raise an error for other lengths than those of a mask.
 
     Raises:
         DataShape.
@@ -370,8 +371,8 @@ class Held:
     """All captured arrays of a mask, by the names that its formulas use."""
 
     tables: tuple[tuple[str, int, Captured], ...]
-    """(name, indices that a formula gives, values), with sequences and heads in front as
-    `maskc.core.leading` says."""
+    """Yield (name, number of indices, values), with leading dimensions as in
+    `maskc.core.leading`."""
     readings: tuple[Reading, ...]
     heads: int = 1
     """Query heads of the call, where formulas compute with them."""
@@ -389,7 +390,8 @@ class Held:
     def over(self, tensors: Sequence[Any]) -> Held:
         """Return these arrays with `watched` replaced by the current tensors.
 
-        Kernels of compilers write without counting it: what lies on a host is read each time.
+        Kernels of compilers write without incrementing the counter, so host tensors are read each
+        time.
 
         Raises:
             DataRange: a value beyond 32 bits.
@@ -406,14 +408,14 @@ class Held:
 
     @cached_property
     def computed(self) -> bool:
-        """Whether lengths decide what an array holds."""
+        """Whether the content of some array depends on lengths."""
         return any(isinstance(values, Computed) for _, _, values in self.tables)
 
     @cached_property
     def identity(self) -> str:
-        """Text that is equal where two hold the same for ever.
+        """A text that is equal for two objects if their content is always equal.
 
-        Contents that may change are told apart by who holds them, in this process.
+        Content that may change is identified by its object in this process.
         """
         if not self.fixed or any(values.on_device for _, _, values in self.tables):
             return f"held at {id(self)}"
@@ -452,11 +454,11 @@ class Held:
 
     @cached_property
     def sources(self) -> tuple[Any, ...]:
-        """The torch tensors that hold the arrays, in order; None where nobody changes one."""
+        """The torch tensors of the arrays, in order; None for an array that never changes."""
         return tuple(values.source for _, _, values in self.tables)
 
     def source_of(self, name: str) -> Any:
-        """The torch tensor that holds an array; None where there is none."""
+        """The torch tensor that holds an array; None if there is none."""
         return next((values.source for table, _, values in self.tables if table == name), None)
 
     @property
@@ -471,7 +473,7 @@ class Held:
         return max(values.sequences(rank) for _, rank, values in self.tables)
 
     def of_question(self, n_heads: int | None, n_q: int, n_kv: int) -> Held:
-        """The contents of this moment for all sequences and heads that they tell apart.
+        """Return the current contents, for all sequences and heads that differ.
 
         Args:
             n_heads: the query heads, where somebody says.
@@ -485,7 +487,7 @@ class Held:
 
 
 def _is_operand(values: Captured) -> bool:
-    """Whether an array may change and is no function of lengths."""
+    """Whether an array may change and is not a function of lengths."""
     return not values.fixed and not isinstance(values, Computed)
 
 

@@ -31,7 +31,7 @@ _NAMES = {
 
 
 Tables = Mapping[str, Mapping[str, Any]]
-"""Numbers by the names of sources; "card" tells where they were measured."""
+"""Coefficients by the names of sources; "card" is the card that they were measured on."""
 
 
 class Gpu(NamedTuple):
@@ -77,7 +77,8 @@ def _others(target: str) -> list[Tables]:
 
 
 def cards(target: str) -> tuple[str, ...]:
-    """Return the names of the cards whose coefficients ship; none where a target has no choice."""
+    """Return the names of the cards with shipped coefficients; empty if calls of a target have no
+    choice."""
     main = _file().get(target)
     tables = () if main is None else (main, *_others(target))
     return tuple(table["card"]["name"] for table in tables)
@@ -85,7 +86,7 @@ def cards(target: str) -> tuple[str, ...]:
 
 _NONE: Tables = {}
 _UNMEASURED = 132
-"""Multiprocessors that a card is taken to have where nobody measured."""
+"""Multiprocessors assumed for a card without measured coefficients."""
 OF_CARD = "on"
 """Separator between a target and a card in the names of tables of other cards."""
 
@@ -96,7 +97,7 @@ def _bytes_per_cycle(tables: Tables) -> float:
 
 
 def over(main: Any, other: Any) -> Any:
-    """Return the numbers of `other`, and those of `main` where `other` has none."""
+    """Return the numbers of `other`, filled up with numbers of `main`."""
     if not isinstance(main, Mapping):
         return other
     if "tile" in other:  # a mode is fitted as a whole, apart from tests of pairs
@@ -110,7 +111,8 @@ def over(main: Any, other: Any) -> Any:
 
 
 def _between(given: Sequence[Any], places: Sequence[float], at: float) -> Any:
-    """Numbers at a place between cards at ascending places; those of the outer ones beyond."""
+    """Interpolate numbers between cards at ascending places; beyond them, return those of the outer
+    cards."""
     first = given[0]
     if isinstance(first, Mapping):
         return {name: _between([x[name] for x in given], places, at) for name in first}
@@ -121,7 +123,7 @@ def _between(given: Sequence[Any], places: Sequence[float], at: float) -> Any:
 
 
 def card_of(target: str, gpu: Gpu | None = None) -> Card | None:
-    """The card that coefficients of a target were measured on; None where there are none."""
+    """The card that coefficients of a target were measured on; None if there are none."""
     card = measured(target, gpu).get("card")
     return None if card is None else Card(**card)
 
@@ -135,16 +137,16 @@ def source_name(direction: Direction, form: str) -> str:
     return _NAMES.get((direction, form), first)
 
 
-def step_size(keys: int, usual: int) -> float:
+def step_size(keys: int, default_keys: int) -> float:
     """The time of a forward step over `keys` keys, relative to one over `usual` keys."""
-    return (keys + STEP_KEYS) / (usual + STEP_KEYS)
+    return (keys + STEP_KEYS) / (default_keys + STEP_KEYS)
 
 
 def costs(
     tables: Tables, direction: Direction, form: str, head_dim: int, modes: Collection[str],
     size: float = 1.0, tests: int = 0, head_dim_v: int | None = None,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """Return the costs of the modes of a source; empty where the tables lack it.
+    """Return the costs of the modes of a source; empty if the tables lack it.
 
     Args:
         tables: the coefficients of a target, see `measured`.
@@ -189,9 +191,9 @@ def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchC
 
 
 def assumed(target: str, direction: Direction, tile: TileShape) -> tuple[Cost, ...]:
-    """Return the costs of a source that nobody measured, which has one mode.
+    """Return assumed costs of a source that was not measured, with one mode.
 
-    They tell whether a mask runs in parts, and are not times of a card.
+    They only serve to decide whether a mask runs in parts; they are not times of a card.
     """
     numbers = _file()["unmeasured"][TARGETS[target].language][direction.value]
     area, per_row = tile.q * tile.k, numbers["query"] * tile.q

@@ -1,9 +1,10 @@
-"""The predicted cost of a pass.
+"""Predict the cost of a pass.
 
-Predictions depend on the mask, the lengths and the model of the card alone: each distinct list of
-tiles counts once, however many heads or sequences have it. So one mask at one pair of lengths
-always runs the same source on one model of card, and gives the same bits. Backward passes add up
-in any order unless they are deterministic: only there heads and sequences count, see `Items`.
+Predictions depend only on the mask, the lengths and the model of the card. Each distinct list of
+tiles counts once, regardless of the number of heads or sequences. One mask at one pair of lengths
+therefore always runs the same source on one model of card, with bitwise equal results. Backward
+passes add up in any order unless they are deterministic: only there heads and sequences count, see
+`Items`.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Card:
 def at_least(tally: Tally, tile: TileShape, small: TileShape, n_kv: int) -> Tally:
     """Return a lower bound of the tally of smaller tiles of the same mask.
 
-    A full tile inside the lengths is full of smaller ones; any other has at least one. Where the
+    A full tile inside the lengths is full of smaller ones; any other has at least one. If the
     smaller tiles do not divide the larger ones, only full ones are sure to be covered.
 
     Args:

@@ -22,9 +22,9 @@ CONVENTIONS = (
     "cu_seqlens_q_padded", "cu_seqlens_k_padded",
     "max_seqlen",
 )  # fmt: skip
-"""Keywords of mc.attention that other libraries have, too."""
+"""Keywords of mc.attention that other libraries have too."""
 BROUGHT = "cu_seqlens_q_and_k"
-"""The name of the data that two arrays of cumulative lengths bring; nobody gives it."""
+"""The internal name of the data from two arrays of cumulative lengths; calls do not pass it."""
 QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 """Keywords of questions about a mask: dense, count, layout."""
 
@@ -49,7 +49,7 @@ class DataKind(Enum):
     """(lo, hi), integers [n_q], or [n_kv], where each query reads the entry of its position. Query
     q sees keys lo[q] .. hi[q] - 1."""
     positions = "positions"
-    """integers [n_q] of queries, or [n_kv] of keys: where each of them stands."""
+    """integers [n_q] of queries, or [n_kv] of keys: their positions."""
     tree = "tree"
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
@@ -98,16 +98,16 @@ class DataDecl:
     last. key_lists: (1,), as for a selection. constant: the number of indices, if `shape` does
     not tell."""
     values: bytes | Captured = b""
-    """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
-    they captured. Empty where a call brings them, see `Held`."""
+    """constant and compile-time tables: int32, little endian, C order; or the captured content of a
+    formula. Empty if calls provide it, see `Held`."""
     shape: tuple[int, ...] = ()
     """Shape of `values`, where these are bytes."""
     most: int | None = None
-    """flags: the most tokens of a sequence that are flagged, as the mask promises; None where it
+    """flags: the most tokens of a sequence that are flagged, as the mask promises; None if it
     promises nothing."""
     held_as: tuple[str, ...] = ()
-    """The captured array behind each of `arrays`, by its name in `Held`, where a mask brings what
-    calls give elsewhere."""
+    """The captured array that provides each of `arrays`, by its name in `Held`; calls of other
+    masks pass such arrays."""
 
     @property
     def rank(self) -> int:
@@ -175,28 +175,28 @@ def positions_of_keys(name: str) -> DataDecl:
 
 @dataclass(frozen=True)
 class Parents:
-    """A parent array given where a tree is expected: -1 marks a root. See mc.parents."""
+    """A parent array, passed in place of a tree: -1 marks a root. See mc.parents."""
 
     array: object
 
 
 @dataclass(frozen=True)
 class CuSeqlens:
-    """Cumulative lengths given where documents are expected. See mc.cu_seqlens."""
+    """Cumulative lengths, passed in place of document ids. See mc.cu_seqlens."""
 
     array: object
     max_seqlen: object = None
-    """The most tokens of a document, an integer; None where nothing is promised."""
+    """The most tokens of a document, an integer; None if nothing is promised."""
 
 
 def check_ends(name: str, ends: np.ndarray, length: int) -> None:
-    """Refuse cumulative lengths that are none of `length` tokens.
+    """Check cumulative lengths of `length` tokens.
 
     Args:
         ends: integers, one at least.
 
     Raises:
-        DataRange: they do not start at 0, end behind the tokens, or fall.
+        DataRange: they do not start at 0, end after the last token, or decrease.
     """
     if ends[0] == 0 and ends[-1] <= length and (ends[1:] >= ends[:-1]).all():
         return

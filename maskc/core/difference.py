@@ -1,4 +1,4 @@
-"""A pair that tells two masks apart, with everything that makes them differ there."""
+"""A pair that distinguishes two masks, with the data for which they differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RUNS = 6
 class Difference:
     """Query `q` sees key `k` in only one of two masks; `mc.diff(a, b)` found it.
 
-    `a.dense(d.n_q, d.n_kv, **d.data)` and the same of b differ at [d.q, d.k], after the indices of
-    sequence and head where there are such dimensions.
+    `a.dense(d.n_q, d.n_kv, **d.data)` and the same for b differ at [d.q, d.k], after the indices of
+    sequence and head if there are such dimensions.
     """
 
     q: int
@@ -34,11 +34,11 @@ class Difference:
     batch: int = 0
     """The query head and the sequence."""
     n_heads: int | None = None
-    """The number of query heads; None where heads do not differ."""
+    """The number of query heads; None if heads do not differ."""
     data: Mapping[str, object] = field(default_factory=dict)
     """The arrays and parameters, by name, as calls take them."""
     pairs: int | None = None
-    """The number of pairs that differ in all, over heads and sequences; None where nobody
+    """The number of pairs that differ in all, over heads and sequences; None if nobody
     counted."""
 
     def __str__(self) -> str:

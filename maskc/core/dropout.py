@@ -20,10 +20,10 @@ SQUARE = 16
 
 
 def check_rate(p: Any, name: str) -> None:
-    """Refuse what is no share.
+    """Check a dropout rate.
 
     Raises:
-        DropoutRate: p is no number in 0 .. 1 (MC430).
+        DropoutRate: p is not a number in 0 .. 1 (MC430).
     """
     if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= float(p) <= 1:
         raise DropoutRate(name, repr(p), at=name)

@@ -53,5 +53,5 @@ class DType(Enum):
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 E4M3 = DType.float8_e4m3fn.value
-"""The dtype that an indexer's queries and keys may have, too: 4 bits of exponent, 3 of mantissa, no
+"""The dtype that an indexer's queries and keys may have too: 4 bits of exponent, 3 of mantissa, no
 infinity (Micikevicius et al., 2022)."""

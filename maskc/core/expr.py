@@ -100,7 +100,7 @@ class Sym(Expr):
 
     @cached_property
     def key(self) -> str:
-        """A key that puts queries before keys before everything else, as people write them."""
+        """A sort key that puts queries first, then keys, then everything else."""
         return f"Sym({'qk'.find(self.name) % 3}{self.name})"
 
 
@@ -154,7 +154,7 @@ class Load(Expr):
 class Pick(Expr):
     """The integer `then` where the condition holds, `other` elsewhere.
 
-    In masks it lives while a formula is traced: every comparison becomes two, one for each side.
+    In masks it exists only during tracing: every comparison with it becomes two, one for each side.
     """
 
     condition: Anything
@@ -432,7 +432,7 @@ def disj(*terms: Expr) -> Expr:
 
 
 def xor(left: Expr, right: Expr) -> Expr:
-    """The condition that exactly one of both holds."""
+    """Return the condition that exactly one of two conditions holds."""
     return disj(conj(left, negate(right)), conj(negate(left), right))
 
 
@@ -470,7 +470,7 @@ def negate(expr: Expr) -> Expr:
 
 
 def alternatives(node: Expr, most: int) -> list[Expr] | None:
-    """The formula as an `or` of at most `most` formulas without one; None where there are more."""
+    """The formula as an `or` of at most `most` formulas without one; None if there are more."""
     if not isinstance(node, (All, Any)):
         return [node]
     of_terms: list[list[Expr]] = []
@@ -529,7 +529,7 @@ def loads(expr: Expr) -> list[Load]:
 
 
 def conjuncts(expr: Expr) -> tuple[Expr, ...]:
-    """The conditions that are all to hold: the terms of an `and`, else the formula itself."""
+    """Return the conditions that must all hold: the terms of an `and`, or the formula itself."""
     return expr.terms if isinstance(expr, All) else (expr,)
 
 
@@ -602,12 +602,13 @@ def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
 
 
 def assume(expr: Expr, atom: Expr, holds: bool) -> Expr:
-    """The formula where a comparison is known to hold, or not to."""
+    """Return the formula under the assumption that a comparison holds, or does not."""
     return substitute(expr, {atom: Truth(holds), negate(atom): Truth(not holds)})
 
 
 def assume_reads(expr: Expr, hold: bool, names: Collection[str] | None = None) -> Expr:
-    """The formula as if all comparisons that read an array held, or none did.
+    """Return the formula under the assumption that all comparisons that read an array hold, or none
+    do.
 
     Args:
         names: of the arrays, if not all of them.

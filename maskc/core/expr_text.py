@@ -1,4 +1,5 @@
-"""Formulas as text: a printer from which languages derive, and a reader for the Python form.
+"""Formulas as text: a printer, from which printers of languages derive, and a parser of the Python
+form.
 
 The Python form is what masks print (`where(...)`), what generated modules hold, and what
 `parse_expr` reads back: `(k <= q + 3) & (doc.q[q] == doc.k[k])`.
@@ -38,7 +39,7 @@ def nonnegative(expr: Expr, counts: frozenset[str] = frozenset()) -> bool:
 
 
 class Printer:
-    """Prints formulas as Python; other languages derive from it and say what they spell otherwise.
+    """Prints formulas as Python; printers of other languages override what they spell differently.
 
     Texts come with their binding strengths, by which parentheses are set.
     """
@@ -139,9 +140,9 @@ class Printer:
 
 
 def compared(op: str, lhs: Expr) -> tuple[Expr, str, Expr]:
-    """The two sides of `lhs op 0` as printers write them, and what stands between.
+    """Return the two sides of `lhs op 0` for printing, and the operator between them.
 
-    The key, else the query, stands alone: `k <= q + 3` for `q + 3 - k >= 0`.
+    The key, or else the query, is alone on the left: `k <= q + 3` for `q + 3 - k >= 0`.
     """
     constant, terms = E.split_linear(lhs)
     alone = next((t for t in (E.K, E.Q) if (1, t) in terms or (-1, t) in terms), None)

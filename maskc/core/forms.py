@@ -1,4 +1,4 @@
-"""Names of the forms of kernels: what tells sources of one target and pass apart."""
+"""Names of the forms of kernels, which distinguish sources of one target and pass."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from maskc.core.expr import Expr
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive keys of a query, which formulas call `ti`: those from `first` to before `last`,
-    where `guard` holds."""
+    """Consecutive keys of the query `ti`: first <= k < last, if `guard` holds."""
 
     guard: Expr
     first: Expr

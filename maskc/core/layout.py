@@ -22,10 +22,10 @@ MAX_TILES = 1 << 30
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout:
-    """The live tiles of a mask at given lengths, row by row; `Mask.layout` makes one.
+    """The live tiles of a mask at given lengths, in CSR form; `Mask.layout` returns one.
 
-    A tile that reaches past the lengths is full when all of its real pairs are live. The arrays
-    are read-only.
+    A tile that extends past the lengths is full if all of its pairs inside the lengths are live.
+    The arrays are read-only.
     """
 
     n_q: int
@@ -44,7 +44,7 @@ class BlockLayout:
     """True for CSC: "rows" are then tile columns, and `col` holds tile rows."""
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """A copy is read-only, too."""
+        """A copy is read-only too."""
         self.__dict__.update(state)
         for array in (self.row_ptr, self.col, self.kind):
             frozen(array)

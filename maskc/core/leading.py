@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def pair_of(front: Sequence[int], rank: int, missing: int) -> tuple[int, int]:
-    """Return what the dimensions in front say of (sequences, heads).
+    """Return the sizes (or strides) of (sequences, heads) from the leading dimensions.
 
     Args:
         front: a size or a stride for each of the dimensions in front, at most two.
@@ -25,5 +25,5 @@ def pair_of(front: Sequence[int], rank: int, missing: int) -> tuple[int, int]:
 
 
 def leading(shape: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return (sequences, heads) that an array tells apart, 1 where it has no such dimension."""
+    """Return the sizes of the dimensions of sequences and heads, 1 if there is none."""
     return pair_of(shape[: len(shape) - rank], rank, 1)

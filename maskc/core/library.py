@@ -1,8 +1,8 @@
 """The static parts of kernels, and how a source includes them.
 
-A source is a *config header*: the mask, named constants, and which policies a kernel follows. It
-ends with `#include "sm90a/forward.cuh"`, a static file of templates/. `standing_alone` puts the
-text of all such files in, which is what compilers get.
+A source is a *config header*: the mask, named constants, and the policies of a kernel. It ends with
+    `#include "sm90a/forward.cuh"`, a static file of templates/. `standing_alone` inlines the text
+    of all such files for the compiler.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SWITCHES = (
 """Macros that a config header alone defines, as 1; without a definition they are 0."""
 
 _INCLUDE = re.compile(r'#\s*include\s+(?:"([\w/.]+)"|(\w+))')
-"""A static file, or a policy: a macro that names one. Headers of the toolkit come in angle brackets
-and stay."""
+"""An include of a static file, or of a policy: a macro that names one. Headers of the toolkit have
+angle brackets and are not inlined."""
 _INCLUDES = re.compile(r'^\s*#\s*include\s+["\w]', re.MULTILINE)
 _DEFINE = re.compile(r'#\s*define\s+(\w+)\s+(?:(\d+)|"([\w/.]+)")\s*(?://.*)?')
 """A macro that is a number or names a file."""
@@ -54,7 +54,8 @@ class _Branch:
     """An `#if` that is open."""
 
     decided: bool
-    """Whether the config header decides it; else its lines stay, for the compiler to decide."""
+    """Whether the config header determines the condition; otherwise its lines stay for the
+    compiler."""
     stays: bool
     """Whether lines here stay."""
     taken: bool
@@ -83,8 +84,9 @@ def _parts(text: str, split_at: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 @lru_cache(maxsize=512)
 def _static_parts(body: str) -> tuple[bool, tuple[tuple[str, str], ...]]:
     """Return whether a source includes a static file only once, and the parts of its text."""
-    once = body.startswith(_ONCE)
-    return once, tuple(_parts((body[len(_ONCE) :] if once else body).strip("\n"), _BRANCHES))
+    has_pragma = body.startswith(_ONCE)
+    text = (body[len(_ONCE) :] if has_pragma else body).strip("\n")
+    return has_pragma, tuple(_parts(text, _BRANCHES))
 
 
 class _Inlining:
@@ -129,7 +131,7 @@ class _Inlining:
                 yield line
 
     def _next(self, branch: _Branch, word: str, file: str) -> _Branch:
-        """The branch behind an `#elif` or `#else`."""
+        """Return the branch after an `#elif` or `#else`."""
         if not branch.decided:
             return branch
         asked = True if word == "#else" else self._value(word.removeprefix("#elif"))
@@ -138,7 +140,7 @@ class _Inlining:
         return _Branch(True, asked and not branch.taken, asked or branch.taken)
 
     def _value(self, condition: str) -> bool | None:
-        """Return the value of a condition, or None where the config header alone cannot tell."""
+        """Return the value of a condition, or None if the config header alone cannot tell."""
         if not set(_NAME.findall(condition)) <= self.known.keys():
             return None
         return _holds(_NAME.sub(lambda name: self.known[name[0]], condition))
@@ -158,8 +160,8 @@ class _Inlining:
         except FileNotFoundError:
             yield line  # the compiler says which file is missing
             return
-        once, parts = _static_parts(body)
-        if once and name in self.files:
+        has_pragma, parts = _static_parts(body)
+        if has_pragma and name in self.files:
             return
         self.files[name] = body
         yield from self.lines(parts, name)
@@ -190,7 +192,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 @lru_cache(maxsize=64)
 def _whole(text: str) -> tuple[str, dict[str, str]]:
-    """Return a source that stands alone, and the texts of the static files that it includes."""
+    """Return the source with all includes inlined, and the texts of the static files."""
     if not _INCLUDES.search(text):
         return text, {}
     made = _Inlining()
@@ -198,16 +200,16 @@ def _whole(text: str) -> tuple[str, dict[str, str]]:
 
 
 def standing_alone(text: str) -> str:
-    """The source that a config header is, with the text of all static files that it includes.
+    """Inline all static files that a config header includes.
 
-    A source that stands alone stays as it is.
+    A source without includes is returned unchanged.
     """
     return _whole(text)[0]
 
 
 def library_of(text: str) -> str:
-    """The digest, without comments, of the static files that a config header includes; empty where
-    it includes none. Another version of them makes another kernel of the same header."""
+    """Return the digest, without comments, of the static files that a config header includes; empty
+    if it includes none. It identifies the version of these files."""
     files = _whole(text)[1]
     return digest_of("\n".join(f"{name}\n{body}" for name, body in files.items())) if files else ""
 

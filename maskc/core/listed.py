@@ -1,7 +1,8 @@
-"""Lists of single tokens that a mask treats unlike their neighbours: global tokens, flagged keys.
+"""Lists of single tokens that a mask treats differently from their neighbours: global tokens,
+flagged keys.
 
-A part of a mask over such tokens runs over copies of their rows, packed side by side. Its formulas
-know where a row comes from by an array, TOKEN_Q or TOKEN_K.
+A part of a mask over such tokens runs over packed copies of their rows. Its formulas read the token
+of a row from an array, TOKEN_Q or TOKEN_K.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def pattern_folder() -> Path:
 
 
 def _digest(of: Callable[[Path], bytes]) -> str:
-    """A digest of what something says of each file that decides what is compiled; published
-    patterns are input, not code."""
+    """Return a digest over all files that determine what is compiled. Published patterns are input,
+    not code."""
     files = {*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}
     inputs, digest = pattern_folder(), sha256()
     for file in sorted(files):
@@ -38,8 +38,8 @@ def _digest(of: Callable[[Path], bytes]) -> str:
 
 @cache
 def state() -> str:
-    """A digest of the sizes and times of all code, data and templates, hexadecimal: another one
-    whenever something of them may have changed."""
+    """Return a hexadecimal digest of the sizes and times of all code, data and templates. It
+    changes whenever one of them may have changed."""
     return _digest(lambda file: f" {file.stat().st_mtime_ns}\n".encode())
 
 

@@ -32,7 +32,8 @@ _NOT_WRITTEN_HERE = (
 
 
 def to_text(value: object) -> str:
-    """The value as JSON: tuples are lists, all else that JSON lacks is an object of one key.
+    """Return the value as JSON. Tuples become lists; other types that JSON lacks become an object
+    with one key.
 
     Raises:
         TypeError: it holds something that is not plain.

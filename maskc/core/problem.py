@@ -56,12 +56,12 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the tokens of a call stand, and lie, if lengths and strides do not tell."""
+    """Positions and addresses of tokens that do not follow from lengths and strides."""
 
     positions: str
     """The data array with the position of each query among its sequence's keys."""
     page_size: int = 0
-    """Keys of a page of the pools that k and v are; 0: keys lie one after another."""
+    """Keys of a page, if k and v are pools of pages; 0: keys are contiguous."""
     pool: DType | None = None
     """Storage type of pools whose numbers kernels convert on load; None: that of q."""
 
@@ -83,16 +83,16 @@ class Problem:
     dropout: bool = False
     """Whether weights are dropped; rate and seed are arguments of a call."""
     tile: TileShape | None = None
-    """The forward pass's tile where the user names one; None: the planner chooses."""
+    """The forward tile if the user requests one; None: the planner chooses."""
     stages: int | None = None
     """Tiles of keys in flight in the forward pass, likewise."""
 
     placed: Placed | None = None
-    """None: lengths tell where queries stand, and strides where keys lie."""
+    """None: positions follow from lengths, and addresses from strides."""
 
     @property
     def page_size(self) -> int:
-        """Keys of a page; 0 where keys lie one after another."""
+        """Keys of a page; 0 if keys are contiguous."""
         return 0 if self.placed is None else self.placed.page_size
 
     @property

@@ -126,7 +126,7 @@ def negated(condition: Term) -> Term:
 
 
 def joined(word: str, one: Term, two: Term) -> Term:
-    """The condition that both hold ("and"), or that one of them does ("or")."""
+    """Return the condition that both hold ("and"), or that one of them holds ("or")."""
     if isinstance(one, Expr) and isinstance(two, Expr):
         return E.conj(one, two) if word == "and" else E.disj(one, two)
     return Logic(word, (one, two))
@@ -188,8 +188,8 @@ def reads(node: Real) -> tuple[Read, ...]:
 
 
 def pair_read(logit: Real) -> Read | None:
-    """The first entry of its own for every query and key: `bias[q, k]`, with heads and sequences in
-    any order in front. Rows of such a table lie along the keys."""
+    """Return the first read of a table with an entry for each pair: `bias[q, k]`, with heads and
+    sequences in any order in front. Rows of such a table run along the keys."""
 
     def by_pair(index: tuple[Expr, ...]) -> bool:
         outer = index[:-2]
@@ -403,7 +403,7 @@ class Inputs:
 
     @cached_property
     def placed(self) -> PlaceTable | None:
-        """A table that is made when a call has lengths; None where there is none."""
+        """A table that is computed for the lengths of a call; None if there is none."""
         return next((x for x in self.captured.values() if isinstance(x, PlaceTable)), None)
 
     def held(self, batch: int, heads: int, n_q: int, n_kv: int) -> Mapping[str, Any]:

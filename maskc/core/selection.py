@@ -40,7 +40,7 @@ SCORING: dict[Score, tuple[str, ...]] = {
     Score.indexer: ("index_q", "index_k", "index_w"),
     Score.given: ("scores",),
 }
-"""Keywords by which a call gives what a selection ranks by, besides q and k."""
+"""Keywords of a call for ranking tensors, in addition to q and k."""
 
 FACTORS = "index_k[1]"
 """The factors by which `index_k` is multiplied, key by key, where it is a pair."""
@@ -61,11 +61,10 @@ TOKENS = {"index_q": 2, "index_k": 1, "index_w": 2}
 
 
 def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tensors of a call, with those of a pair `index_k` under names of their own; factors that
-    are None are none.
+    """Split a pair `index_k` (tensor, factors) into two named tensors; factors of None are dropped.
 
     Raises:
-        DataType: a tuple that is no pair.
+        DataType: a tuple that is not a pair.
     """
     pair = data.get("index_k")
     if not isinstance(pair, tuple):
@@ -78,7 +77,7 @@ def with_factors(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 RANKING = ("scores", "n_heads", "heads_kv")
-"""Keywords by which questions about a mask, which have no q and k, tell what selections rank by."""
+"""Keywords for ranking in questions about a mask, which have no q and k."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class Selection:
     """Over q, k, lengths, parameters and arrays, the selections before this one among them; one
     formula per query head, or one for all."""
     at: tuple[str, ...] = ()
-    """The arrays of positions of queries and of keys from which blocks count, see `mc.topk`; none
-    where they count from the first token."""
+    """The arrays of positions by which blocks are counted, see `mc.topk`; empty if they are counted
+    from the first token."""
 
     @property
     def table(self) -> tuple[int, int]:
@@ -112,5 +111,5 @@ class Selection:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The arrays that decide what is chosen."""
+        """The arrays that determine the choice."""
         return frozenset(self.at).union(*map(arrays, self.allowed))

@@ -28,7 +28,7 @@ class SourceLoc:
     line: int
     col: int
     end_col: int = 0
-    """The column behind the last one on the same line; 0 when unknown."""
+    """The column after the last one on the same line; 0 if unknown."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}"

@@ -98,7 +98,7 @@ def shrunk(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         The classes of the joined cells, uint8, and the share of their tiles that are live, float. A
-        joined cell is full where all of its tiles are, and empty where all are.
+        joined cell is full where all of its tiles are, and empty if all are.
     """
     steps = [max(1, -(-size // MOST_CELLS)) for size in classes.shape]
     if not classes.size:

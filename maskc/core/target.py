@@ -44,7 +44,7 @@ class Target:
     directions: tuple[Direction, ...]
     """Passes with a template today."""
     shared_memory: int
-    """The most bytes of shared memory that a block may use; 0 where there is none."""
+    """Limit on the shared memory of a block, in bytes; 0 if there is none."""
     missing: str = ""
     """Why a pass is missing, for the error."""
     least_block: int = 0
@@ -52,7 +52,7 @@ class Target:
     vectors: int = 16
     """CUDA: bytes that rows are read in, to whose multiples rows must be aligned; 0: elements."""
     oldest: int = 0
-    """CUDA: the least compute capability, where the name does not say it."""
+    """CUDA: the lowest compute capability, if it differs from the name."""
     scores: bool = False
     """Whether its kernels take score formulas."""
     drops: bool = False
@@ -101,8 +101,9 @@ class Target:
         """Return the problem that kernels of a pass and form compute: head dimensions become the
         narrowest widths that they support.
 
-        Tensors stay as they are: copies fill the rest of each row with zeros in shared memory, and
-        what is stored ends where rows in memory end. A problem without such a width comes back.
+        Tensors are not copied: loads fill the rest of each row with zeros in shared memory, and
+            stores end where rows in memory end. If there is no such width, the problem is returned
+            unchanged.
         """
         dims = (problem.head_dim, problem.head_dim_v)
         if problem.dtype is DType.float8_e4m3fn or min(dims) < 1 or any(x % PIECE for x in dims):
@@ -144,7 +145,7 @@ class Target:
         return of_qk == of_v and of_qk in self.pool_dims and not any(x % 16 for x in dims)
 
     def passes(self, problem: Problem) -> tuple[Direction, ...]:
-        """The passes that it has kernels for; none where it lacks all."""
+        """The passes that it has kernels for."""
         if self.lacks(problem):
             return ()
         return tuple(x for x in self.directions if self._has_widths(problem, x))
@@ -165,8 +166,8 @@ class Target:
         return (self.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
 
     def serving(self, problem: Problem, chosen: int = 0) -> Target:
-        """This target, or the first of SPARES that has a problem which this one lacks: a card that
-        runs the one runs the other.
+        """Return this target, or if it has no kernels for the problem, the first of SPARES that
+        has. A card that runs this target also runs those.
 
         Args:
             chosen: fewest keys that the mask chooses together at run time, 0 for none.
@@ -180,8 +181,8 @@ class Target:
         return next(having, self)
 
     def lacks_choice(self, problem: Problem, chosen: int) -> bool:
-        """Whether its kernels cannot choose `chosen` keys together at run time for these rows:
-        where blocks are chosen rows are never padded, and none are longer than NARROW."""
+        """Whether its kernels cannot choose blocks of `chosen` keys at run time for these rows.
+        Kernels that choose blocks need rows without padding, no longer than NARROW."""
         dims = problem.head_dim, problem.head_dim_v
         padded = chosen > 1 and (self.pads(problem) or dims[0] != dims[1])
         return bool(self.head_dims and chosen and (padded or max(dims) > NARROW))
@@ -199,7 +200,7 @@ class Target:
             raise self.no_such_dims(problem)
 
     def _check_fp8(self, problem: Problem, direction: Direction) -> None:
-        """Refuse what there is not in E4M3.
+        """Raise an error for problems without E4M3 kernels.
 
         Raises:
             TargetNotBuilt, HeadDimUnsupported.

@@ -20,8 +20,8 @@ Device = tuple[str, int]
 HOST: Device = ("cpu", 0)
 
 PAPER = 1 << 16
-"""Index of the first device on paper. It stands for the device with the index less this: what a
-call launches on it is written down, see maskc/runtime/launch/recording.py."""
+"""Index of the first recording device. It represents the device with this index minus PAPER.
+Launches on it are recorded, see maskc/runtime/launch/recording.py."""
 
 
 class Array(NamedTuple):
@@ -53,8 +53,8 @@ class Output:
 
     @property
     def in_memory(self) -> tuple[Shape, Shape]:
-        """(the shape of a C-contiguous array, which of its axes are those of the result); no axes
-        where it is the result."""
+        """Return the shape of a C-contiguous array, and the permutation of its axes to the result;
+        empty if none is needed."""
         if self.order == (0, 1, 2) or len(self.shape) != 4:
             return self.shape, ()
         shape = *(self.shape[axis] for axis in self.order), self.shape[3]
@@ -80,7 +80,7 @@ def contiguous(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=1 << 12)
 def out_strides(shape: Shape, order: Shape) -> Shape:
-    """Strides of what `empty` gives for a shape [B, H, N, D]."""
+    """Return the strides of an array from `empty` for a shape [B, H, N, D]."""
     if order == (0, 1, 2):
         return contiguous(shape)
     *steps, last = contiguous((*(shape[axis] for axis in order), shape[3]))
@@ -88,11 +88,11 @@ def out_strides(shape: Shape, order: Shape) -> Shape:
 
 
 def order_of(shape: Shape, strides: Shape) -> Shape:
-    """The axes of an array [B, H, N, D] but the last, from the outermost in memory.
+    """Return the axes of an array [B, H, N, D] without the last, from the outermost in memory.
 
-    Where memory does not tell, as of one sequence, or of an axis that was expanded, they stay in
-    this order. Sizes are looked at only where strides are not in this order: compilers would take
-    them for conditions of the graph.
+    Axes that memory does not order (one sequence, or an expanded axis) keep this order. Sizes are
+    read only if strides are not in this order, because compilers would turn them into guards of the
+    graph.
     """
     b, h, n = strides[:3]
     if b >= h >= n:
@@ -122,7 +122,7 @@ def layout_of(layout: object) -> str:
     """Return the name of a layout in LAYOUTS: "bshd" for "bnhd", too.
 
     Raises:
-        BadOption: `layout` is no layout.
+        BadOption: `layout` is not a layout.
     """
     name = layout_among(layout, LAYOUTS)
     if name is None:
@@ -151,7 +151,7 @@ def layouts_of(out: Shape, lse: Shape) -> tuple[str, ...]:
 
 
 def in_memory_order(out: Any, lse: Any, layout: str) -> Any:
-    """The log-sum-exps of a call with this layout.
+    """Return the log-sum-exps in the axis order of a layout.
 
     Where shapes do not tell how they go with `out`, as with as many tokens as heads, memory does
     then: it has sequences, heads and tokens in the order of `out`.
@@ -174,10 +174,10 @@ def is_in_memory_order(lse: Any, layout: str) -> bool:
 
 
 def torch_of(x: Any) -> Any:
-    """PyTorch where x, an array of any shape and library, may be one of its tensors, else None.
+    """Return PyTorch if x may be one of its tensors, otherwise None.
 
-    Compilers trace this: they take an import as it is, and would wrap every loaded module where
-    `sys.modules` is read.
+    Compilers trace this function. They accept an import, but would wrap every loaded module if it
+    read `sys.modules`.
     """
     if not hasattr(x, "requires_grad"):
         return None

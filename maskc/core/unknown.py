@@ -93,7 +93,7 @@ def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> 
 
 
 def wrong_ids(name: str, ids: np.ndarray, tokens: int, expected: str) -> DataShape:
-    """The mistake of document ids that are not one per token.
+    """Return the error for document ids that do not have one entry per token.
 
     Args:
         name: the keyword of the documents.

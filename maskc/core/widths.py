@@ -1,6 +1,6 @@
 """Bounds on everything that a formula computes, to prove that 32 bits are enough, or 64.
 
-Bounds are formulas, too: a symbol or an array element in one stands for its largest magnitude. The
+Bounds are formulas too: a symbol or an array element in one stands for its largest magnitude. The
 compiler finds them once, as short text; a call only puts its lengths, numbers and extremes in.
 """
 
@@ -55,9 +55,9 @@ def magnitude(expr: Expr) -> Expr:
 
 @lru_cache(maxsize=1 << 13)
 def reach(expr: Expr) -> tuple[Expr, ...]:
-    """Bounds on everything that is computed on the way to a formula's value, as printers write it:
-    both sides of a comparison apart. Elements of arrays as they are do not count. Each bound comes
-    once: subformulas occur many times."""
+    """Return bounds on all intermediate values of a formula in its printed form, in which both
+    sides of a comparison are separate. Plain array elements do not count. Each bound comes once,
+    as subformulas occur many times."""
     return tuple(dict.fromkeys(_reach(expr)))
 
 

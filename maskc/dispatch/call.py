@@ -16,7 +16,7 @@ from maskc.dispatch.options import Pages
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Which pass a call is, and how it is to run."""
+    """The pass of a call, and its options for running."""
 
     direction: Direction
     features: Features
@@ -25,7 +25,7 @@ class Pass:
     alpha_minus_1: float = 0.0
     """Entmax's alpha - 1; 0 with softmax."""
     pages: Pages | None = None
-    """Layout of keys and values in pages; None where tokens lie one after another."""
+    """Layout of keys and values in pages; None if tokens lie one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Place:
     """The difference between a query's position and its token, if queries or keys of the call are
     missing; None if the lengths determine it."""
     keys: tuple[int, int] = (0, 1)
-    """The first key, and the step from one to the next, where such are missing."""
+    """The first key and the step between keys, if they are not all keys."""
     accumulates: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0
@@ -58,13 +58,13 @@ class Bound:
     params: Mapping[str, int]
     """A value for every parameter."""
     arrays: Mapping[str, np.ndarray]
-    """int32 by the names formulas use; none before lengths are known where these alone decide
-    them, nor where data stay on the device."""
+    """int32 arrays by their names in formulas. Empty if they depend on lengths that are not known
+    yet, or if data stay on the device."""
     key: Hashable
-    """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
+    """A key for masks at lengths, or for plans if documents are `given`."""
     given: Any = None
     """Data that stay on the device, in place of `arrays`; read only by the code that bound them."""
     longest: int | None = None
-    """The longest document, as the call promises; None where it promises nothing."""
+    """The longest document, as the call promises; None if it promises nothing."""
     lasting: bool = True
-    """Whether another call may have the same key: not where q and k decide the mask."""
+    """Whether another call may have the same key: not if the mask depends on q and k."""

@@ -146,7 +146,7 @@ def check_grid(sizes: Sizes, tile: TileShape, q: Array) -> None:
 
 
 def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> Sizes:
-    """Refuse what does not fit; the sizes of the call otherwise.
+    """Check the tensors of a call, and return its sizes.
 
     Args:
         views: q, k, v; in a backward also out, dout and lse; alibi_slopes and sink_logits where

@@ -14,7 +14,7 @@ from maskc.core.errors import DataRange
 from maskc.core.expr import Expr
 
 _MOST_BITS = 1 << 33
-"""Values that a list of ids tells apart, at most."""
+"""Limit on the values of a list of ids."""
 
 FORESEEN = 1 << 20
 """The longest sequences, and the largest values of data, that kernels are built ahead for."""
@@ -122,8 +122,8 @@ def _foreseen(_: str) -> int:
 def arguments_of(
     args: Sequence[Expr], rests: Sequence[Expr | None], values: Values, extremes: Extremes
 ) -> list[int]:
-    """The values of a formula's constants. One that is only compared with something else is no
-    farther from it than it must be: windows of 2^40 keys then fit 32 bits."""
+    """The values of a formula's constants. One that is only compared with something else is not
+    a farther from it than it must be: windows of 2^40 keys then fit 32 bits."""
     raw = [widths.number(arg, values) for arg in args]
     env = _Magnitudes(values, raw, extremes)
     numbers = []
@@ -152,7 +152,8 @@ def reached(
 
 
 def too_wide(most: int, values: Values, limit: int = widths.SAFE) -> DataRange:
-    """The error where not even 64 bits are enough, or 32 where there is nothing else."""
+    """Return the error for values beyond 64 bits, or beyond 32 if kernels have no wider
+    integers."""
     given = sorted((name, value) for name, value in values.items() if name not in ("ti", "tj"))
     named = ", ".join(f"{name}={value}" for name, value in given)
     return DataRange(

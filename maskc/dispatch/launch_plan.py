@@ -26,8 +26,8 @@ from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
 
 _PART_BLOCKS = 256
-"""Blocks among which rows of packed heads are shared out: twice the multiprocessors of a large
-card, so that what they leave for merging stays small whatever the batch."""
+"""Blocks over which rows of packed heads are split: twice the multiprocessors of a large card. This
+bounds the work of merging."""
 _PART_TILES = 4
 """The least tiles of keys of such a block."""
 _ALIGNED = 32
@@ -81,7 +81,7 @@ def launch_plan(
     outputs: tuple[Output, ...],
     idle: bool = False,
 ) -> LaunchPlan:
-    """Everything that a signature fixes.
+    """Make the launch plan of a call's signature.
 
     Args:
         unit, mode: the source that runs, and how.
@@ -153,12 +153,12 @@ def _padded(unit: SourceUnit, sizes: Sizes) -> int:
 
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
-    """fp32 entries of `delta`; those of keys only where items of the work list share them, of
-    further tiles of dq only where columns add to several of a row."""
+    """Return the fp32 entries of `delta`. There are entries for keys only if items of the work list
+    share them, and for further tiles of dq only if columns add to several tiles of a row."""
     parts = 0 if tables.work is None else tables.work.parts
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
-    apart = unit.work is not None and unit.work.apart
-    row = SEPARATE_DQ_FLOATS if apart else unit.row_floats
+    separate_dq = unit.work is not None and unit.work.apart
+    row = SEPARATE_DQ_FLOATS if separate_dq else unit.row_floats
     floats = queries * row + parts * unit.tile.k * unit.key_floats
     return threshold_words(unit, sizes) + floats
 

@@ -1,4 +1,4 @@
-"""The options of a call: how they are read, and which features they ask for."""
+"""Read the options of a call, and derive the features that they need."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class PlanOptions(NamedTuple):
     nan_safe: bool
     deterministic: bool = False
     pages: Pages | None = None
-    """Layout of keys and values in pages; None where tokens lie one after another."""
+    """Layout of keys and values in pages; None if tokens lie one after another."""
     accumulates: bool = False
-    """Whether results are joined with those over other keys, which lie where they go."""
+    """Whether results are merged with results over other keys, which are already in the output."""
 
     @property
     def direction(self) -> Direction:
@@ -101,13 +101,13 @@ def alpha_less_1(normalizer: str, alpha: Any) -> float:
 
 
 def sinks_beside_entmax() -> BadOption:
-    """The error where sink logits are given with entmax."""
+    """Return the error for sink logits with entmax."""
     wanted = "left out with normalizer='entmax', which has no denominator"
     return BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
 
 
 SOFTCAPS = 1e-30, 1e30
-"""The least and the largest soft-cap: beyond, its inverse or its double is no fp32 number."""
+"""The least and the largest soft-cap: beyond, its inverse or its double is not a fp32 number."""
 
 
 def number(name: str, value: object, positive: bool) -> float:

@@ -19,12 +19,12 @@ _PACKED = ("q", "out", "lse")
 def packed(
     bundle: Bundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
 ) -> tuple[Emitted, Place] | None:
-    """The program and the tokens of a forward pass whose query heads, those of one key/value head,
-    fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
-    a formula, one head's few queries are enough.
+    """Return the program and the tokens of a forward pass with pack_gqa: the query heads of one
+    key/value head are rows of one tile. None if heads cannot be packed or packing is disabled. With
+    a score formula, a few queries of one head are enough.
 
-    Keys and values are then read once for all of them. The heads need one mask, and their queries
-    must lie one head after another, equally far apart; batch and number of heads decide nothing.
+    Keys and values are then read once for all of these heads. The heads must share a mask, and have
+    equal distances in memory. The decision does not depend on the batch or the number of heads.
 
     Args:
         unit: of the pass, the first where there is a choice; of documents the chosen one.

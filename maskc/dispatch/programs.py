@@ -32,9 +32,9 @@ from maskc.dispatch.call import Pass
 from maskc.layout.work.tile_counts import Adders
 
 _FEW_PAIRS = 1 << 14
-"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
-find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
-is no longer what errors of dq and dk come from."""
+"""Limit on queries times keys, of all heads and sequences, up to which a backward pass sums over
+all pairs to compute delta: 25 us if one block has all of them. From about thirty rows on, the
+rounding of `out` no longer dominates the errors of dq and dk."""
 
 _UNEVEN = 4
 """Rows with more than this many times the mean number of tiles are long. `separate_dq` never cuts
@@ -60,9 +60,9 @@ class Facts:
     """Inputs of the choice between the programs of one source."""
 
     tally: Tally | None
-    """The tile counts, exact or expected; None where nothing is known."""
+    """The tile counts, exact or expected; None if nothing is known."""
     adders: Adders | None = None
-    """Who adds to tiles of dq in a backward pass; None where that is not known."""
+    """Who adds to tiles of dq in a backward pass; None if that is not known."""
     listed: bool = False
     """Whether the host makes the work list."""
     shared: bool = False
@@ -96,7 +96,7 @@ class Source(Protocol):
 
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each mode; empty where nothing is known."""
+        """The cost of each mode; empty if nothing is known."""
 
     @property
     def boxes(self) -> Boxes | None:
@@ -120,7 +120,7 @@ class Program(Generic[S]):
     cycles: float = 0.0
     """Predicted cycles on one multiprocessor; each distinct list of tiles counts once."""
     obstacle: str = ""
-    """Why it cannot run; empty where it can."""
+    """Why it cannot run; empty if it can."""
     overhead: float = 0.0
     """Cycles of all multiprocessors together that it costs however few heads there are: a call of
     several launches pays it several times."""
@@ -211,7 +211,7 @@ def _backward(
         plain = "not for deterministic=True: atomic additions have no fixed order"
     ordered = ""
     if not wanted.deterministic and not facts.adds_in_steps:
-        ordered = "only for deterministic=True: columns would wait for each other"
+        ordered = "only with deterministic=True: columns would wait for each other"
     needless = "" if exclusive else "dq needs no sum"
     separate = _why_not_separate_dq(wanted, facts, sizes) or needless
     return {
@@ -220,7 +220,7 @@ def _backward(
 
 
 def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
-    """Why a pass does not store dq instead of adding to it; empty where it may."""
+    """Why a pass does not store dq instead of adding to it; empty if it may."""
     if accumulates:
         return "dq is added to that of another launch"
     if wanted.features & NOT_EXCLUSIVE_DQ:
@@ -237,7 +237,7 @@ def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates:
 
 
 def _why_not_separate_dq(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
-    """Why dq is not made in a launch of its own; empty where it may be."""
+    """Return why dq cannot be computed in a separate launch; empty if it can."""
     tally, adders = facts.tally, facts.adders
     if wanted.features & OF_HEADS:
         return "its kernel lacks gradients of slopes and sink logits"
@@ -363,7 +363,7 @@ def cheapest(
         facts_of: counts the tiles of a source.
         n_kv: keys.
         parts: returns the program that runs the mask in parts, given the best one that runs it
-            whole; None where the mask has no parts.
+            whole; None if the mask has no parts.
     """
     first = facts_of(units[0])
     best = least(programs(units[0], first))
@@ -412,7 +412,7 @@ class Launched(NamedTuple):
 
 
 ANY_HEADS = 32
-"""Heads that share a launch, where the number of sequences may not decide."""
+"""Heads assumed to share a launch if the choice must not depend on the batch."""
 
 
 def in_parts(

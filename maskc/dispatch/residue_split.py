@@ -33,7 +33,7 @@ class Regrouped(Protocol):
 
 
 def obstacle(parts: Sequence[Regrouped], n_q: int, n_kv: int) -> str:
-    """Why a mask does not run in these parts at these lengths; empty where it may."""
+    """Why a mask does not run in these parts at these lengths; empty if it may."""
     odd = [part.stride for part in parts if part.aligned and (n_kv - n_q) % part.stride]
     if odd:
         return f"n_kv - n_q is no multiple of {' or '.join(map(str, odd))}"
@@ -66,7 +66,7 @@ def slices(
         itemsize: bytes of an element.
         features: of the call.
         keys: the residue of the keys, where all queries meet those alone.
-        fold: whether sequences become heads where nothing is regrouped, too.
+        fold: whether sequences become heads where nothing is regrouped too.
         by_head: whether heads have masks of their own.
     """
     if stride == 1 and not fold:

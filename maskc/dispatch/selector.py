@@ -39,9 +39,9 @@ _UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
 """Rules of work lists that cut no row."""
 
 _MOST_TURNS = 64
-"""Most additions to one small tile of dq for which blocks may wait for each other. Each comes some
-2 us after the previous one (Longformer at 16k, H200: 256 of them 0.48 ms, 128 to larger tiles
-0.38 ms; 12, as its global queries have many tiles of dq, 0.36 ms)."""
+"""Limit on the ordered additions to one small tile of dq. Each comes some 2 us after the previous
+one (Longformer at 16k, H200: 256 of them 0.48 ms, 128 to larger tiles 0.38 ms; 12, as its global
+queries have many tiles of dq, 0.36 ms)."""
 
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
@@ -84,7 +84,7 @@ class SourceSelector:
         self._lock = threading.Lock()
 
     def source(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
-        """The source of a pass, the first where there is a choice.
+        """Return the source of a pass, the first if there are several.
 
         Raises:
             TargetNotBuilt: there is none.
@@ -194,8 +194,8 @@ class SourceSelector:
         return launch_plan(self.bundle, unit, program.mode, *rest)
 
     def _ordered(self, unit: SourceUnit, wanted: Pass) -> SourceUnit:
-        """The source for a deterministic pass; plain where a device may have made the lists, for
-        results have the same bits, whoever makes them."""
+        """Return the source for a deterministic pass. The result must not depend on who built the
+        lists, so the order is the plain one if a device may have built them."""
         if unit.work is None or DETERMINISTIC not in dict(unit.modes):
             return unit
         if self._keeps_bits(unit.target):
@@ -257,7 +257,7 @@ class SourceSelector:
         programs: Callable[[SourceUnit, Facts], list[Emitted]],
         counted: Callable[[SourceUnit], Facts],
     ) -> Emitted | None:  # fmt: skip
-        """The measured program; None where none was measured, or it cannot run."""
+        """The measured program; None if none was measured, or it cannot run."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
         source, _, mode = self.tuned.get(key, "").rpartition(" ")
@@ -269,7 +269,7 @@ class SourceSelector:
         return None
 
     def in_parts(self, wanted: Pass, place: Place) -> bool | None:
-        """Whether a pass was measured to be faster in parts; None where nobody measured it."""
+        """Whether a pass was measured to be faster in parts; None if nobody measured it."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
         return self.tuned[key] == PARTS if key in self.tuned else None
@@ -290,7 +290,7 @@ class SourceSelector:
         return (first is not None and first.by_documents) or per_sequence(self.bundle, bound.arrays)
 
     def _counted(self, wanted: Pass, bound: Bound, place: Place, unit: SourceUnit) -> Facts:
-        """The tiles of a call; expected ones where the host does not know them beforehand."""
+        """Return the tile counts of a call; typical ones if the host does not know the tiles."""
         if not unit.costs and EXCLUSIVE_DQ not in dict(unit.modes):
             return Facts(None)
         if bound.given is not None or not bound.lasting:
@@ -306,7 +306,7 @@ class SourceSelector:
         return Facts(tables.tally, adders, work is not None and not alike, shared, items)
 
     def _expected(self, wanted: Pass, bound: Bound, place: Place, unit: SourceUnit) -> Facts:
-        """Tile counts that stand in for those of a call."""
+        """Return typical tile counts for a call."""
         if not self.bundle.data or unit.boxes is not None:
             return Facts(None)
         params, sizes = self._params(bound), place.sizes

@@ -1,8 +1,8 @@
-"""Expected tile counts of masks whose data nobody on the host has read.
+"""Typical tile counts for masks with data that the host has not read.
 
 A call must choose its program before it knows which keys are selected, where documents begin or
-which blocks of a table are live. Counts of typical data stand in for them. They depend on shapes
-alone, so a result never depends on the data of another sequence of the batch.
+which blocks of a table are live. It uses the counts of typical data. They depend on shapes only, so
+a result never depends on the data of other sequences.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def expected_tally(
         params: a value for every parameter.
         sizes: of the call.
         direction: a backward pass goes through tile columns.
-        longest: the longest document that the call promises; None where it promises nothing.
+        longest: the longest document that the call promises; None if it promises nothing.
 
     Returns:
-        None where there are too many tiles to count.
+        None if there are too many tiles to count.
     """
     if -(-sizes.n_q // tile.q) * -(-sizes.n_kv // tile.k) > _MOST_TILES:
         return None
@@ -188,12 +188,12 @@ def expected(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileSha
 # ------------------------------------------------------------------ documents
 
 LONGEST = 16384
-"""The longest document in tokens: longer ones count as one of these. Their rows are long, too, or a
-window makes them short."""
+"""The longest document, in tokens, that is distinguished: rows of longer documents are long too, or
+short because of a window."""
 TYPICAL = 2048
-"""Tokens of the longest document where a call promises nothing. A program that suits long documents
-loses 1.5x on documents of 300 tokens; one that suits these loses 1.05x on documents of 6000 (H200,
-D 128, forward)."""
+"""Tokens of the longest document if a call passes no `max_seqlen`. The best program for long
+documents takes 1.5x on documents of 300 tokens; the best one for these takes 1.05x on documents of
+6000 (H200, D 128, forward)."""
 SAMPLE = 4096
 """Tokens of the packed documents on which tiles are compared, or more where one is longer."""
 

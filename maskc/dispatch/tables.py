@@ -108,10 +108,10 @@ class Tables:
     work: Work | None = None
     """The work list, where the kernel reads one: members `work` and `counter`."""
     tally: Tally | None = None
-    """Counts of the distinct lists; None where the source has no coefficients, or tiles begin with
+    """Counts of the distinct lists; None if the source has no coefficients, or tiles begin with
     documents."""
     adders: Adders | None = None
-    """Who adds to tiles of dq in a backward pass; None where that is not known."""
+    """Who adds to tiles of dq in a backward pass; None if that is not known."""
     wide: bool = False
     """Whether the mask's formulas need 64 bits."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
@@ -125,7 +125,7 @@ class Tables:
 
     @property
     def chain(self) -> int:
-        """The most additions to one tile of dq, one after another; 0 where rows have no lists."""
+        """The largest number of ordered additions to one tile of dq; 0 if rows have no lists."""
         return longest_chain(dict(self.parts))
 
     @cached_property
@@ -141,8 +141,8 @@ class Tables:
 
     @cached_property
     def counters(self) -> tuple[int, int]:
-        """(captured launches that find counters of their own, how many integers each has); none
-        where there are no counters."""
+        """(captured launches with separate counters, integers of each); empty if there are no
+        counters."""
         copies, count = next((x.shape for name, x in self.parts if name == "counter"), (1, 0))
         return copies - 1, count
 
@@ -306,7 +306,7 @@ def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def per_head(arrays: Mapping[str, np.ndarray], decls: Iterable[DataDecl]) -> bool:
-    """Whether some of these data have a dimension for heads; those that are not there have none."""
+    """Whether some of these data have a dimension for heads; missing data count as having none."""
     return any(
         leading(arrays[name].shape, decl.rank)[1] > 1
         for decl in decls
@@ -316,7 +316,7 @@ def per_head(arrays: Mapping[str, np.ndarray], decls: Iterable[DataDecl]) -> boo
 
 
 def _telling(bundle: Bundle) -> set[str]:
-    """The arrays that tell which pairs there are: not those that only logits read."""
+    """Return the arrays that determine pairs, without arrays that only logits read."""
     return set(bundle.arrays) - {TOKEN_Q, TOKEN_K} | {
         name for variant in bundle.variants for name in E.arrays(variant.keep)
     }

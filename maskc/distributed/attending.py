@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = ("scale", "softcap", "alpha", "normalizer", "nan_safe")
-"""Options that ranks must give alike."""
+"""Options that must be equal on all ranks."""
 
 
 def attention(
@@ -90,7 +90,7 @@ def attention(
     """
     import torch
 
-    # Compilers leave the call alone: what they make of the code around it, they make in two parts.
+    # Compilers do not trace into the call: they break the graph here.
     run = torch.compiler.disable(_shared) if torch.compiler.is_compiling() else _shared
     options = CallOptions(
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
@@ -150,7 +150,7 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
 
 
 def _check(given: _Given, layer: LayerPlan) -> None:
-    """Refuse keywords that no rank could take, and add what the formula captured.
+    """Check the keywords of a call, and add the arrays that the formula captured.
 
     Raises:
         DropoutRate, DropoutSeed, NotAScore, NotShared, and as `_check_names`.
@@ -187,7 +187,7 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
 
 
 def _values(options: CallOptions, dropout: Mapping[str, Any]) -> tuple[float, ...]:
-    """Numbers among the options that the host can read; 0 stands for others, and for none."""
+    """Return the numbers among the options that the host can read; 0 for all others."""
     return tuple(
         _on_host(x) for x in (options.scale, options.softcap, options.alpha, *dropout.values())
     )
@@ -202,7 +202,7 @@ def _on_host(value: Any) -> float:
 
 
 def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exception) -> None:
-    """Tell the other ranks that this one's call raises, where they wait to hear of it."""
+    """Tell waiting ranks that the call of this rank raises an error."""
     import torch
 
     with suppress(MaskcError, RuntimeError):
@@ -213,14 +213,14 @@ def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exceptio
 
 
 def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassStep:
-    """This rank's part of the call; whatever can be refused is refused here, before any message."""
+    """Run this rank's part of the call. All checks happen here, before any message."""
     dropout, score, tables, options = given.dropout, given.score, given.tables, given.options
     # distances count from a call's last key, and only parts of a softmax can be put together
     at_home = options.alibi_slopes is not None or options.normalizer != "softmax"
     tabled = plan.layer(layer).by_tables
     one_stretch = bool(dropout) or (score is not None and not tabled)
     work = plan.work(accord.ranks.rank, layer, one_stretch, at_home)
-    # All ranks ask about all of them: one that went on alone would wait for the others.
+    # Every rank checks all ranks: a rank that continued alone would wait for the others forever.
     if options.alibi_slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
@@ -248,10 +248,11 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
 
 
 def _check_names(tables: Mapping[str, Any], layer: LayerPlan, score: Score | None) -> None:
-    """See that the call gives what the formula reads and what selections rank by, and nothing else.
+    """Check that the call passes the tables of the formula and the ranking tensors, and nothing
+    else.
 
     Raises:
-        DataUnknown, DataMissing: a name too many or too few.
+        DataUnknown, DataMissing: a keyword is unknown or missing.
         NoGradient: what selections rank by requires grad.
     """
     inputs = None if score is None else score.inputs
@@ -302,7 +303,7 @@ def _checked(score: Score) -> Score:
     """A formula that shares its pairs with the mask.
 
     Raises:
-        NotShared: it hides some, whose keys the plan does not know.
+        NotShared: it hides pairs, which the plan does not know.
     """
     if score.inputs.placed is not None:
         hint = "give its values by a table that all ranks hold: mc.table, or a captured tensor"
@@ -314,10 +315,10 @@ def _checked(score: Score) -> Score:
 
 
 def _mesh_of(given: _Given) -> Any:
-    """The mesh of DTensors that are sharded along tokens; None where there are none.
+    """The mesh of DTensors that are sharded along tokens; None if there are none.
 
     Raises:
-        MixedLibraries: q, k or v is no torch tensor.
+        MixedLibraries: q, k or v is not a torch tensor.
         NotShared: a DTensor is placed otherwise.
     """
     import torch

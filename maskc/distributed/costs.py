@@ -42,7 +42,7 @@ class PassCost:
     """The cost of each mode; a pass runs in the cheapest."""
     card: Card
     columns: bool = False
-    """Whether the pass goes by columns, and adds a cost for rows of dq to that of tiles."""
+    """Whether the pass runs by columns, and adds a cost per row of dq to the cost of tiles."""
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time that work keeps a card busy, of the shape of `cycles`."""
@@ -79,8 +79,8 @@ class PassCost:
 def shares(mask: Mask, reach: Reach, lengths: Lengths, setting: Setting) -> tuple[float, float]:
     """Return the costs of both passes, relative to the tiles of the sequence.
 
-    Kernels of masks with remainders run over one residue after another, with few tiles each where
-    the mask has many. All rows are reckoned to gain alike.
+    Masks with remainders run over one residue class after another, with far fewer tiles than the
+    whole mask. The model assumes that all rows gain equally.
 
     Args:
         reach: reach of the mask, which reads no data, at these lengths.
@@ -110,8 +110,8 @@ def shares(mask: Mask, reach: Reach, lengths: Lengths, setting: Setting) -> tupl
 
 
 def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) -> float | None:
-    """Milliseconds of a call by the plan of its own kernel; None where data of a step or a
-    selection decide.
+    """Return the milliseconds of a call by the plan of its kernel; None if they depend on data or a
+    selection.
 
     Args:
         problem: without heads; heads: query heads.
@@ -139,7 +139,7 @@ def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) 
 def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     """Costs of the forward and the backward pass on the card that coefficients are of.
 
-    Other head dimensions than the measured ones take what the next greater one takes.
+    Head dimensions that were not measured have the costs of the next larger one.
     """
     target, card = Target.named(_TARGET), card_of(_TARGET)
     if card is None:

@@ -1,4 +1,4 @@
-"""Messages of one layer: keys and values to those who need them, their gradients back."""
+"""Messages of one layer: keys and values to the ranks that need them, gradients back."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Exchange:
         self._add("irecv", rows, peer)
 
     def spread_later(self, buffer: Any, pieces: Pieces, rows: Any) -> None:
-        """Note that `wait` shall put rows [tokens, width] into a buffer [size, width], where pieces
-        say."""
+        """Let `wait` put rows [tokens, width] into a buffer [size, width], at the places of
+        `pieces`."""
         self._scattered.append((buffer, pieces, rows))
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
@@ -98,17 +98,18 @@ class Exchange:
                 torch.cuda._sleep(_HELD_BACK)
 
     def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:
-        """The mistake of a message that failed; where nobody says which one, all are named."""
+        """Return the error for a failed message; if it is unknown which one failed, it names
+        all."""
         peers = [self._peers[number]] if known else sorted(set(self._peers))
         named = " or ".join(map(str, peers))
         why = str(error).split("\n")[0]
         return RankLost(named, number, len(self._peers), why, at="group")
 
     def wait(self) -> None:
-        """See that all of them have come; on a GPU only its stream waits.
+        """Wait until all messages have arrived; on a GPU only the stream waits.
 
         Raises:
-            RankLost: a message failed, as torch's timeout says (MC705).
+            RankLost: a message failed, or torch's timeout expired (MC705).
         """
         for number, work in enumerate(self._work):
             try:
@@ -138,7 +139,7 @@ def _wide(x: Any) -> Any:
 
 
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
-    """Put rows [tokens, width] into a buffer [size, width], where pieces say."""
+    """Put rows [tokens, width] into a buffer [size, width], at the places of `pieces`."""
     if len(pieces) > FEW:
         _wide(buffer).index_copy_(0, pieces.index(rows.device), _wide(rows))
         return
@@ -223,16 +224,16 @@ def bring(
 
     Args:
         k, v: the rank's own, [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv].
-        buffer: [size, width]; None where the rank receives nothing.
+        buffer: [size, width]; None if the rank receives nothing.
     """
     many = work.many_came
-    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None
+    scattered_rows: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.parts else None
     places = dict(many.parts)
     if many.parts:
-        exchange.spread_later(buffer, many.all, apart)
+        exchange.spread_later(buffer, many.all, scattered_rows)
     for peer, pieces in work.incoming:
         if pieces in places:
-            exchange.receive(apart[places[pieces]], peer)
+            exchange.receive(scattered_rows[places[pieces]], peer)
         elif len(pieces) == 1:
             ((place, count),) = pieces.stretches
             exchange.receive(buffer[place : place + count], peer)

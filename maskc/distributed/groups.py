@@ -23,7 +23,7 @@ class Ranks:
     """A process group that shares a sequence."""
 
     group: Any
-    """None where there is one rank and no group."""
+    """None if there is one rank and no group."""
     rank: int
     size: int
     world: tuple[int, ...]
@@ -85,15 +85,15 @@ class Own(NamedTuple):
     call: int
     """Shapes, dtype, layer and the names of options."""
     wrong: int
-    """1 to 3 where q, k or v is no shard of the plan."""
+    """1 to 3 where q, k or v is not a shard of the plan."""
     tokens: int
     """Number of tokens of the wrong tensor."""
     code: int = 0
-    """The code of the error that ends the rank's call; 0 where there is none."""
+    """The code of the error that ends the rank's call; 0 if there is none."""
     values: int = 0
     """The values of its options."""
     calls: int = 0
-    """The calls that it made since they were compared; 0 where each call is."""
+    """The number of calls since the last comparison; 0 if every call is compared."""
 
 
 _EACH = 1024
@@ -153,8 +153,8 @@ class Accord:
 
         Args:
             tensors: q, k and v of this rank [B, H, tokens, D].
-            call: what else ranks must have alike, and decides which messages travel.
-            values: values of options that ranks must have alike.
+            call: other values that must be equal on all ranks and determine the messages.
+            values: values of options that must be equal on all ranks.
         """
         shapes = [x.shape for x in tensors]
         own_keys = int(plan.key_layout.tokens[ranks.rank])
@@ -171,14 +171,14 @@ class Accord:
     def begin(
         self, at: GroupPass = GroupPass.forward, failure: BaseException | None = None
     ) -> None:
-        """See that all ranks begin the same pass of the same call.
+        """Check that all ranks begin the same pass of the same call.
 
         Args:
-            failure: what this rank will raise instead, which the others are told.
+            failure: the error that this rank raises, to be sent to the others.
 
         Raises:
             RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).
-            ShardLength: a tensor is no shard of the plan, on all of them (MC704).
+            ShardLength: a tensor is not a shard of the plan, on all of them (MC704).
             RankRefused: another rank raised (MC709).
         """
         if self.ranks.size > 1:
@@ -298,7 +298,7 @@ def _shown(code: int) -> str:
 
 
 def wrong_length(layout: TokenLayout, name: str, tokens: int, rank: int) -> ShardLength:
-    """The mistake of a tensor that is no shard of a rank."""
+    """The mistake of a tensor that is not a shard of a rank."""
     holds = f"{layout.tokens[rank]} of the plan's {layout.n}"
     held = f"rank {rank} of {layout.ranks} holds {holds}"
     return ShardLength(name, tokens, held, at=name.split()[0])

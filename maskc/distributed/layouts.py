@@ -117,8 +117,8 @@ class TokenLayout:
 def block_size(n: int, ranks: int, multiple: int = 1) -> int:
     """Tokens of the blocks that layouts are made of.
 
-    128 where every rank gets several of them, as tiles of kernels have; less for short sequences,
-    more for very long ones, and a multiple of what the mask's own blocks need.
+    It is 128, as for kernel tiles, if every rank gets several blocks; less for short sequences and
+    more for very long ones. It is a multiple of the blocks of the mask.
     """
     size = 128
     while size > 1 and n < 8 * size * ranks:
@@ -203,7 +203,7 @@ def _balanced(blocks: int, ranks: int, cost: np.ndarray) -> tuple[np.ndarray, np
 
 
 def of_positions(given: Any, n: int, ranks: int, name: str = "layout") -> TokenLayout:
-    """Make a layout of the tokens that lie in the slots of each rank.
+    """Make a layout from the tokens in the slots of each rank.
 
     Args:
         given: integers [ranks, tokens]; or [n] or [1, n], cut into equal parts; or a list of one
@@ -213,7 +213,7 @@ def of_positions(given: Any, n: int, ranks: int, name: str = "layout") -> TokenL
         name: the argument, for errors.
 
     Raises:
-        LayoutPositions: it is none of these, or not every token is there once (MC710).
+        LayoutPositions: it has another form, or does not contain every token exactly once (MC710).
     """
     parts = _slots_of_ranks(given, n, ranks, name)
     held = np.array([len(part) for part in parts], np.int64)
@@ -269,7 +269,7 @@ def _slots_of_ranks(given: Any, n: int, ranks: int, name: str) -> list[np.ndarra
 
 
 def _ragged(given: Any, ranks: int, name: str) -> list[np.ndarray] | None:
-    """The arrays of a list of one for each rank; None where it is an array or a list of integers.
+    """The arrays of a list of one for each rank; None if it is an array or a list of integers.
 
     Raises:
         LayoutPositions.
@@ -324,8 +324,8 @@ def zigzag(cu_seqlens: Any, ranks: int) -> list[np.ndarray]:
         int64 [tokens] for each rank: the tokens in its slots.
 
     Raises:
-        LayoutPositions: cu_seqlens is no vector of integers that ascend from 0, or ranks is not at
-            least 1 (MC710).
+        LayoutPositions: cu_seqlens is not a vector of integers that ascend from 0, or ranks is not
+            at least 1 (MC710).
     """
     edges = _integers(cu_seqlens, "cu_seqlens")
     if edges.ndim != 1 or not len(edges) or edges[0] or (np.diff(edges) < 0).any():

@@ -1,9 +1,9 @@
-"""A mask as one rank sees it: over some of the queries, and over keys that lie in a buffer.
+"""The mask of one rank: over some of the queries, and over the keys in a buffer.
 
-The formula of the mask speaks of the sequence's q and k. On a rank, query i is q = i + q0, and key
-j of a buffer is k = j + k0, with one k0 for each stretch of keys. So the formula is the same one
-with sums in place of q and k: numbers of a call where that leaves the kernel as it is. Where
-queries and keys come from many places, tables say which ones they are: q = Q[i] and k = K[j].
+The formula of the mask is in q and k of the whole sequence. On a rank, query i is q = i + q0, and
+key j of a buffer is k = j + k0, with one k0 for each stretch of keys. The formula of the rank has
+these sums in place of q and k. q0 and k0 are arguments of the call if the kernel allows it. If
+queries and keys come from many places, tables map them: q = Q[i] and k = K[j].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from maskc.questions.mask_at_lengths import bound
 
 @dataclass(frozen=True, eq=False)
 class LocalMask:
-    """A mask over the queries and the keys of one call, and what the call passes for it."""
+    """A mask over the queries and the keys of one call, with its data."""
 
     mask: Mask
     data: Mapping[str, object] = field(default_factory=dict)
@@ -324,6 +324,6 @@ def _free(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _apart(mask: Mask) -> bool:
-    """Whether the mask contains what has to stay a node of its own."""
+    """Whether the mask contains a node that cannot become a formula."""
     kinds = N.Documents, N.KeyLists, N.TopK, N.PerHead
     return any(isinstance(node, kinds) for node in N.walk(mask))

@@ -1,4 +1,5 @@
-"""Which queries go to their keys: those of few rows that see far more keys than all others."""
+"""Choose the queries that are sent to their keys: few rows that see far more keys than all
+others."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from maskc.distributed.setting import Setting
 
 _FEW = 16
-"""At most one row of so many moves."""
+"""At most one row in this many moves."""
 _APART = 2
-"""Rows that move see at least so many times the keys of those that stay."""
+"""Rows that move see at least this many times as many keys as rows that stay."""
 _WORTH = 0.97
 """Rows move where both passes then take less than this share."""
 _MOST_TRIALS = 4
@@ -65,7 +66,8 @@ def moved(layer: LayerPlan, wanted: bool | None, setting: Setting) -> LayerPlan:
 
 
 def _outstanding(reach: Reach) -> Iterator[tuple[int, ...]]:
-    """Sets of blocks, each with those that see most keys, down to where there are far fewer."""
+    """Yield sets of the blocks that see most keys, each ending before a large drop in the number of
+    keys."""
     keys = reach.keys.tokens
     order = np.argsort(-keys, kind="stable")
     many = keys[order]

@@ -29,8 +29,8 @@ NETWORKS = {
     "400Gb/s": Network("400Gb/s", 45.0, 40.0),
     "800Gb/s": Network("800Gb/s", 90.0, 40.0),
 }
-"""NVLink as measured on H200: 256 MiB come to one of two in 1.05 ms, 448 MiB to one of eight in
-1.40 ms. The others are at nine tenths of their name."""
+"""NVLink as measured on H200: 256 MiB arrive at one of two GPUs in 1.05 ms, 448 MiB at one of eight
+in 1.40 ms. The other networks run at nine tenths of their nominal speed."""
 
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(Gb|GB)(?:/s|ps)?")
 

@@ -187,7 +187,7 @@ def model_inputs(
 
 
 def _adapted(model: Any, plan: Plan, group: Any) -> Any:
-    """A model of transformers whose attention goes over the ranks.
+    """Adapt a transformers model, so that its attention runs over all ranks.
 
     Raises:
         ModelNotServed: the model computes its attention by itself, or has layers of a type that
@@ -229,7 +229,7 @@ def _register() -> None:
 
 
 def _no_mask(*_: Any, attention_mask: Any = None, **__: Any) -> None:
-    """The plan has the masks. Padding is none of them.
+    """Return no mask, because the plan has the masks; raise an error for padding.
 
     Raises:
         NotShared: some tokens are padding (MC707).

@@ -98,7 +98,8 @@ class PassStep:
         return given
 
     def build(self, q: Any, v: Any) -> None:
-        """Build the kernels of all calls, before any message: what cannot be built is refused."""
+        """Build the kernels of all calls before any message, so that build errors are raised
+        here."""
         sizes = q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
         kind = id(self.work), sizes, bool(self.dropout), self.score
         if kind not in self.kernels:
@@ -136,7 +137,7 @@ class PassStep:
 
         Returns:
             out [B, Hq, tokens, Dv], lse fp32 [B, Hq, tokens], and the buffer [size, width], None
-            where all keys are the rank's own.
+            if all keys are the rank's own.
 
         Raises:
             RankLost: a message did not come (MC705).
@@ -154,13 +155,13 @@ class PassStep:
 
         Args:
             q, k, v, slopes, sinks: as for `forward`; out, lse: what it gave; kept: of its buffer.
-            dout, dlse: the gradients of out and lse, in their shapes; None where nothing depends on
+            dout, dlse: the gradients of out and lse, in their shapes; None if nothing depends on
                 one.
             wanted: the tables that need gradients.
 
         Returns:
             dq, dk, dv, dslopes, dsinks in the shapes of their inputs, then those of the `wanted`
-            tables. All are None where neither out nor lse has a gradient.
+            tables. All are None if neither out nor lse has a gradient.
 
         Raises:
             RankLost: a message did not come (MC705).
@@ -274,7 +275,8 @@ class RankPass(ABC):
             self.messages.send(rows, host)
 
     def host_rows(self) -> None:
-        """Rows of guests attend to own keys; answers go home, those of rows that left come."""
+        """Compute rows of other ranks over own keys, send the results back, and receive results of
+        own moved rows."""
         import torch
 
         work = self.work
@@ -351,7 +353,7 @@ class Forward(RankPass):
         return (self.q,)
 
     def send_keys(self) -> None:
-        """Keys and values go to those who need them, and come into the buffer."""
+        """Send keys and values to the ranks that need them, and receive them into the buffer."""
         bring(self.work, self.messages, self.rows, self.k, self.v, self.buffer)
 
     def attend(self, call: RankCall) -> None:
@@ -409,7 +411,7 @@ class Backward(RankPass):
         """Gradients of slopes, sinks and tables."""
         self.of_buffer, self.of_own = KeyGradients(self.work.size), KeyGradients(self.work.keys)
         self.returned: list[tuple[Pieces, Any]] = []
-        """(own tokens, what will have come back for them) in the order of the ranks."""
+        """(own tokens, gradients received for them) in the order of the ranks."""
         self.answer_width = k.shape[3]
 
     def remake(self) -> None:
@@ -531,14 +533,14 @@ class Backward(RankPass):
 
 
 class Streams:
-    """The present stream of a device, and maybe a second one behind what that one has by now.
+    """The current stream of a device, and optionally a second one that waits for its work so far.
 
-    What is enqueued in one finds the multiprocessors that the last blocks of the other one's
-    kernels leave.
+    Work on one stream uses the multiprocessors that become idle while the last blocks of the other
+    stream's kernels finish.
     """
 
     def __init__(self, device: Any, count: int = 1, first: bool = False) -> None:
-        """`first`: whether blocks of the second one come before those of other streams."""
+        """`first`: whether the second stream has high priority."""
         self._device = device
         self._there = _stream(device, -first) if count > 1 else None
         if self._there is not None:
@@ -551,15 +553,14 @@ class Streams:
         return torch.cuda.current_stream(self._device)
 
     def of(self, alongside: bool) -> Any:
-        """A context in which the second stream is the present one, where there is one and it is
-        wanted."""
+        """Return a context in which the second stream is current, if it exists and is requested."""
         import torch
 
         alone = self._there is None or not alongside
         return nullcontext() if alone else torch.cuda.stream(self._there)
 
     def meet(self) -> None:
-        """The present stream waits for what the second one has by now."""
+        """Let the current stream wait for the work of the second one so far."""
         if self._there is not None:
             self._here.wait_stream(self._there)
 
@@ -572,7 +573,7 @@ def _stream(device: Any, priority: int) -> Any:
 
 
 class RankOutput:
-    """out and lse of a rank's rows: those of one call, or put together."""
+    """out and lse of a rank's rows, from one call or assembled from several."""
 
     def __init__(self, q: Any, v: Any, calls: int) -> None:
         self._like, self._dim = q, v.shape[3]
@@ -602,7 +603,7 @@ class RankOutput:
             rows: where they are among the rank's.
 
         Returns:
-            A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
+            A view [B, Hq, rows, Dv], or None if the rows lie otherwise.
         """
         if self._whole(rows):
             return None
@@ -655,7 +656,7 @@ class PassParts:
 
 
 def join(parts: Any, sinks: Any = None) -> Any:
-    """Attention over all keys from parts [parts, B, Hq, rows, Dv + 1], out and lse behind it.
+    """Merge parts [parts, B, Hq, rows, Dv + 1] (out, then lse) into attention over all keys.
 
     Sinks [Hq], where there are any, are a part without values. Rows without keys give 0 and -inf.
     """
@@ -780,7 +781,7 @@ def empty_like(x: Any, tokens: int, dim: int | None = None) -> Any:
 
 
 def _lies(part: Any, like: Any) -> bool:
-    """Whether rows of a result lie as a result of their own would, that goes with `like`."""
+    """Whether rows of a result have the strides of a separate result with the layout of `like`."""
     wanted = out_strides(tuple(part.shape), order_of(like.shape, like.stride()))
     steps = zip(part.shape, part.stride(), wanted, strict=True)
     return all(size == 1 or step == want for size, step, want in steps)

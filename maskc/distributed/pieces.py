@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from maskc.distributed.token_ranges import PlacedTokens
 
 FEW = 4
-"""Stretches that are copied one by one; more of them are looked up by index."""
+"""Up to this many stretches are copied one by one; more are gathered by index."""
 MANY = 16
 """Copies of own keys that are made one by one, likewise: each is read and written in place."""
 
 
 class Pieces:
-    """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
+    """Stretches of tokens, in order; derived values are computed once."""
 
     def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
         """`stretches`: (first token, how many) of each."""

@@ -1,4 +1,4 @@
-"""A plan for people: what each rank computes, what travels, and how long that should take."""
+"""A readable report of a plan: work of each rank, messages, and predicted times."""
 
 from __future__ import annotations
 
@@ -60,24 +60,24 @@ def _layer(plan: Plan, name: str) -> list[str]:
     lines = [f"{name}: {layer.mask}"]
     if layer.reach.hull:
         names = ", ".join(layer.reach.hull)
-        lines.append(f"  {names}: not given, so keys count that any {names} may let through")
+        lines.append(f"  {names}: not given, so all keys that some {names} could keep are counted")
     size, received, sent = plan.token_bytes, layer.received, layer.sent
     kept = int(plan.key_layout.tokens.max(initial=0)) * (plan.ranks - 1)
     most = int(received.max(initial=0))
     granule = layer.reach.granule if (layer.parts.share == 1).all() else plan.block
     exact = "exact" if granule == 1 else f"exact to {granule} tokens"
-    share = f", {most / kept:.1%} of what all-gather brings" if kept else ""
+    share = f", {most / kept:.1%} of all-gather" if kept else ""
     hidden = float(np.minimum(forward.travel, forward.inner).max(initial=0.0))
     lines += [
-        f"  keys and values that travel to a rank: {_bytes(most * size)} at most, "
+        f"  keys and values that a rank receives: {_bytes(most * size)} at most, "
         f"{_bytes(float(received.mean()) * size)} on average{share} ({exact}); "
-        f"sent {_bytes(int(sent.max(initial=0)) * size)} at most; gradients return the same way",
+        f"sent: {_bytes(int(sent.max(initial=0)) * size)} at most; gradients return the same way",
         f"  tiles: the slowest rank has {plan.imbalance(name):.3f} times the mean",
         f"  predicted on {plan.network.name} ({plan.network.gigabytes:g} GB/s): forward "
         f"{_ms(forward.total)}, backward {_ms(backward.total)}; messages take "
-        f"{_ms(float(forward.travel.max(initial=0.0)))}, of which "
-        f"{_ms(hidden)} hide under tiles",
-        "  forward by other means: "
+        f"{_ms(float(forward.travel.max(initial=0.0)))}, and {_ms(hidden)} of this overlaps "
+        "with tiles",
+        "  forward with other methods: "
         + ", ".join(f"{key} {_ms(value)}" for key, value in plan.others(name).items()),
     ]
     if layer.moved:
@@ -98,8 +98,8 @@ def _moved(plan: Plan, name: str) -> str:
     there, back = plan.visit_bytes[0]
     before = int(layer.at_home.received.max(initial=0)) * plan.token_bytes
     return (
-        f"  queries {rows} of {whose} go to their keys ({_bytes(there)} each) and partial results "
-        f"come back ({_bytes(back)}); else {_bytes(before)} of keys would come to a rank"
+        f"  queries {rows} of {whose} are sent to their keys ({_bytes(there)} each) and partial "
+        f"results return ({_bytes(back)}); otherwise a rank would receive {_bytes(before)} of keys"
     )
 
 
@@ -125,10 +125,10 @@ def _picture(plan: Plan, name: str) -> list[str]:
     group = -(-plan.ranks // _MOST_DRAWN)
     what = "a rank" if group == 1 else f"{group} ranks"
     legend = (
-        "blank nothing, · below 1/16 of the sender's keys, ░▒▓ up to a quarter, half, more, █ all"
+        "blank: nothing, · under 1/16 of the sender's keys, ░▒▓ up to a quarter, half, more, █ all"
     )
     return [
-        f"  who receives (rows) from whom (columns), {what} each; {legend}",
+        f"  rows receive from columns, {what} each; {legend}",
         *(f"  |{row}|" for row in rows),
     ]
 

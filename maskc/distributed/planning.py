@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WORTH = 0.95
-"""A layout with more pieces is taken where it takes less than this share of a simpler one's."""
+"""A layout with more pieces is chosen if its time is below this share of a simpler one's."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class LayerPlan:
     moved: tuple[int, ...] = ()
     """Blocks of queries that go to their keys, ascending; the keys of all others come to them."""
     held: Held | None = None
-    """The content of the tensors that the mask captured, as `reach` has it; None where nobody can
+    """The content of the tensors that the mask captured, as `reach` has it; None if nobody can
     write into them."""
 
     @cached_property
     def choosing(self) -> dict[str, int]:
-        """The tensors that choose keys: each call gives its rank's tokens of them, along these
-        dimensions."""
+        """The tensors that choose keys, with their dimension of tokens; each call passes its rank's
+        tokens."""
         return _choosing(self.mask)
 
     @cached_property
@@ -137,8 +137,8 @@ class LayerPlan:
 
     @cached_property
     def by_tables(self) -> bool:
-        """Whether a rank calls one kernel for all of its rows, with tables of the places of rows
-        and keys; else one for each stretch of its rows."""
+        """Whether a rank calls one kernel for all of its rows, with tables that map rows and keys
+        to tokens, instead of one kernel per stretch."""
         scattered = self.layout.is_scattered or self.key_layout.is_scattered
         return scattered and not driver.selects(self.mask)
 
@@ -205,7 +205,7 @@ class LayerPlan:
 
     @cached_property
     def needs(self) -> RangeSets:
-        """The keys that each rank's queries see, without those that go to their keys."""
+        """The keys that each rank's queries see, without moved queries."""
         keys, (part, seen) = self.reach.keys, self._seen
         if self.moved:
             stays = self.stays[self.parts.block[part]]
@@ -221,8 +221,8 @@ class LayerPlan:
 
     @property
     def scattered(self) -> np.ndarray:
-        """bool [ranks]: whether what comes is in so many stretches that they are put in place one
-        by one, into a buffer that is cleared."""
+        """bool [ranks]: whether received keys have so many stretches that they are scattered into a
+        zeroed buffer."""
         return np.diff(self.halo.ptr) > FEW
 
     @property
@@ -423,9 +423,10 @@ class Plan(Setting):
         return replace(self, data=read, layers=made)
 
     def now(self) -> Plan:
-        """Return the plan for what captured tensors hold now; itself where nobody wrote into them.
+        """Return the plan for the current content of captured tensors; itself if nothing was
+        written.
 
-        Every rank must have the same content. Reading it again is exact, as `given` is.
+        Every rank must have the same content. The new plan is exact, as with `given`.
         """
         if not self._watches:
             return self
@@ -460,10 +461,10 @@ class Plan(Setting):
     def work(
         self, rank: int, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
     ) -> RankWork:
-        """A rank's messages and calls in one layer; made once.
+        """Return a rank's messages and calls in one layer; cached.
 
         Args:
-            one_stretch: whether what the rank's buffer holds are keys one after another, and gaps.
+            one_stretch: whether the rank's buffer is one contiguous range of keys, with gaps.
             at_home: whether no query moves.
 
         Raises:
@@ -512,8 +513,8 @@ class Plan(Setting):
     def times(self, layer: str | None = None) -> tuple[Times, Times]:
         """Return the predicted times of the forward and the backward pass of one layer.
 
-        They are those of the kernels that run, where no data of a step decide which tiles these
-        have; else those of the mask's tiles.
+        They are predictions for the kernels that run, if their tiles do not depend on data;
+        otherwise for the tiles of the mask.
         """
         return self._times_in(self.layer(layer))
 
@@ -529,8 +530,8 @@ class Plan(Setting):
     def others(self, layer: str | None = None) -> dict[str, float]:
         """Return predicted milliseconds of a forward pass by other methods, with the same kernels.
 
-        `all-gather` brings all keys to all ranks first. `ring` passes them around, one rank's at
-        a time, under the tiles of those that have come; what it takes to merge is left out.
+        `all-gather` first sends all keys to all ranks. `ring` passes the keys of one rank at a
+        time, while tiles of the received keys run; the time for merging is left out.
         """
         times, _ = self._times_in(self.layer(layer).at_home)
         kept = float(self.key_layout.tokens.max(initial=0)) * self.token_bytes
@@ -590,7 +591,7 @@ def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
 
 
 def _copied(data: Mapping[str, object]) -> dict[str, object]:
-    """Data of a plan, into which nobody else can write."""
+    """Copy the data of a plan, so that the caller can reuse the arrays."""
     return {name: _copy(name, value) for name, value in data.items()}
 
 
@@ -607,7 +608,7 @@ def _copy(name: str, value: Any) -> Any:
 
 
 def _held(mask: Mask) -> Held | None:
-    """The present content of what a mask captured; None where nobody can write into it."""
+    """Return the current content of captured arrays; None if they never change."""
     _, held = emptied(mask)
     return None if held is None or held.fixed else held.now()
 
@@ -631,7 +632,7 @@ def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
 
 
 def _choosing(mask: Mask) -> dict[str, int]:
-    """The tensors that calls give for the mask to choose keys by, and where their tokens are."""
+    """The tensors that calls pass for the mask to choose keys by, and where their tokens are."""
     chosen: dict[str, int] = {}
     for node in walk(mask):
         if isinstance(node, TopK):

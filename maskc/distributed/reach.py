@@ -1,8 +1,8 @@
-"""Which keys the queries of each block see, exactly, and what their tiles cost.
+"""Compute exactly which keys the queries of each block see, and the cost of their tiles.
 
-Where the compiler has closed forms of a mask's tiles, the answer for all blocks is a few vectors;
-else its exact tiles are made. Comparisons that read data that nobody has given yet count as true:
-the result is then a hull, which holds whatever the data will be.
+If the compiler has closed forms of a mask's tiles, a few vector operations answer for all blocks;
+otherwise the exact tiles are computed. Comparisons that read missing data count as true: the result
+is then a hull that is valid for all data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reach:
     tiles: np.ndarray
     """float [blocks]: live tiles of the block's queries and 128 keys, of all heads."""
     partial: np.ndarray
-    """float [blocks]: those of them with dead pairs."""
+    """float [blocks]: the tiles with dead pairs."""
     heads: int
     """The number of these heads."""
     hull: tuple[str, ...]
@@ -147,7 +147,7 @@ def _sets(
 
 
 def _without_data(keep: Expr) -> Expr:
-    """The formula where every comparison that reads an array holds: no pair of it is missing."""
+    """Return the formula with every comparison that reads an array taken as true: a superset."""
 
     def leaf(node: Expr) -> Expr | None:
         compared = isinstance(node, (E.Cmp, E.Member))
@@ -173,8 +173,8 @@ def _spans(reached: _Set, lengths: Lengths, tile: TileShape) -> _Spans | None:
 
 
 def _united(of_set: _Set, lengths: Lengths, tile: TileShape) -> list[_Spans]:
-    """Closed forms that together are the mask's, those of its alternatives where it has none
-    itself; empty where some are missing."""
+    """Return closed forms that together cover the mask, from its alternatives if it has none
+    itself; empty if some are missing."""
     spans = _spans(of_set, lengths, tile)
     if spans is not None:
         return [spans]
@@ -239,7 +239,8 @@ def _unrolled(
 
 
 def _tally(of_set: _Set, lengths: Lengths, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Live tiles of each block, and those of them with dead pairs, in tiles of the block's rows.
+    """Return the live tiles of each block, and the number with dead pairs, in tiles of the block's
+    rows.
 
     Rows are those of usual tiles where blocks are larger and closed forms say what they see.
     """

@@ -32,9 +32,9 @@ class Stage:
 
 
 def forward(work: RankWork) -> tuple[Stage, ...]:
-    """The forward pass: rows that need only own keys run while keys travel.
+    """Return the forward pass: rows that see only own keys run while keys are sent.
 
-    Rows that read the buffer run on both streams in turns, those that see most first.
+    Rows that read the buffer alternate between both streams, rows with most keys first.
     """
     later = [call for call in reversed(work.calls) if not call.own_keys]
     keys = f"send keys: {_to(work.outgoing)}; receive {_from(work.incoming)}"
@@ -56,8 +56,8 @@ def forward(work: RankWork) -> tuple[Stage, ...]:
 
 
 def backward(work: RankWork) -> tuple[Stage, ...]:
-    """The backward pass: rows that read the buffer come first, so that what goes back travels
-    under the others."""
+    """Return the backward pass: rows that read the buffer run first, so that their gradients are
+    sent while other rows run."""
     buffer = f"{'remake' if work.mostly_copies else 'take'} the buffer of {work.size} keys"
     keys = f"send gradients of keys: {_to(work.incoming)}; receive {_from(work.outgoing)}"
     return (
@@ -79,7 +79,7 @@ def backward(work: RankWork) -> tuple[Stage, ...]:
 
 
 def _start(patient: bool = True, alongside: bool = False) -> Stage:
-    text = "start messages" + (" and give them time to begin" if patient else "")
+    text = "start messages" + (" and wait until they begin" if patient else "")
     return Stage(text, lambda on: on.messages.start(patient), alongside, travels=True)
 
 
@@ -106,12 +106,12 @@ def _send_rows(work: RankWork) -> Stage:
 
 
 def _host_rows(work: RankWork, alongside: bool = False) -> Stage:
-    text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
+    text = f"attend rows of other ranks to own keys: {_guests(work)}; send the results back"
     return Stage(text, lambda on: on.host_rows(), alongside, travels=True)
 
 
 def _join_rows(work: RankWork) -> Stage:
-    return Stage(f"put {work.leaving.tokens} rows that left together", lambda on: on.join_rows())
+    return Stage(f"assemble {work.leaving.tokens} moved rows", lambda on: on.join_rows())
 
 
 def _guests(work: RankWork) -> str:

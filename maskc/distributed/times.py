@@ -28,7 +28,7 @@ _CALL = 0.02
 _MOST_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
 _NEAR = 0.98
-"""Ranks with such a share of the slowest one's time may be the slowest."""
+"""Ranks with at least this share of the slowest predicted time are predicted exactly."""
 _LAUNCH = 0.004
 """Milliseconds of a small copy."""
 _MOST_PAIRS = 64
@@ -126,7 +126,8 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
 
 
 def _until_both_are_done(layer: LayerPlan, travel: np.ndarray) -> np.ndarray:
-    """A message ends when the busier one of its ranks has all of its own, and so does the wait."""
+    """Return when messages end: each ends when the busier of its two ranks has finished all of its
+    messages."""
     ends = travel.copy()
     for rank in range(len(travel)):
         for sender in {transfer.sender for transfer in layer.receives(rank)}:
@@ -164,18 +165,18 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     """(tokens that are copied, filled or added, and by how many launches) of both passes."""
     distinct = {pieces for _, pieces in work.outgoing}
     sent = sum(pieces.tokens for pieces in distinct)
-    apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
+    scattered = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
     rows = work.copied[0].tokens
     cleared = work.size / 2 if len(work.gaps) > FEW else 0
     copies = 2 * (len(work.copies) if len(work.copies) <= MANY else 2)
-    buffer, parts = rows + apart + cleared, copies + min(len(work.gaps), FEW)
+    buffer, parts = rows + scattered + cleared, copies + min(len(work.gaps), FEW)
     again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
     later = sorted(call.keys for call in work.calls if not call.own_keys)
     both = sum(later[:-1])  # gradients of several calls over the same keys
     packs = 2 * min(len(distinct), 2)
     return (
-        (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(apart)),
+        (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(scattered)),
         (again * buffer + work.came.tokens + 1.5 * (rows + returned + both),
          again * parts + packs + copies + 2 * len(work.outgoing)),
     )  # fmt: skip

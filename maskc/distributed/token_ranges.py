@@ -18,7 +18,7 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class PlacedTokens:
-    """Stretches of tokens, ascending, and where each lies: in a rank's slots, or in a buffer."""
+    """Ascending stretches of tokens with their places, in a rank's slots or in a buffer."""
 
     start: np.ndarray
     """int64 [stretches]."""
@@ -124,7 +124,8 @@ class RangeSets:
         return PlacedTokens(start, stop, np.cumsum(stop - start) - (stop - start))
 
     def on_one_line(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ranges on one line, owner after owner, which keeps them in order and apart."""
+        """Shift all ranges onto one line, owner after owner, so that they are ordered and
+        disjoint."""
         shift = self.owner * (self.n + 1)
         return self.start + shift, self.stop + shift
 

@@ -33,12 +33,12 @@ _ALIGNED = 128
 _MOST_STRETCHES = 3
 """Stretches of a buffer; with more, the smallest gaps are filled with zeros."""
 _WORTH = 4
-"""Rows that need nothing run apart where they are at least 1 / this of their stretch."""
+"""Rows that need no remote keys run separately if they are at least 1 / this of their stretch."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Own tokens `source` .. that the buffer has from `place` on, too."""
+    """Own tokens `source` .. that the buffer has from `place` on too."""
 
     source: int
     place: int
@@ -53,7 +53,7 @@ class RankCall:
     """The first row among the rank's tokens."""
     rows: int
     own_keys: bool
-    """Whether keys are the rank's own; else those of the buffer."""
+    """Whether keys are the rank's own tokens instead of the buffer."""
     key: int
     """The first key there."""
     keys: int
@@ -61,7 +61,7 @@ class RankCall:
     positions: bool
     """Whether the last row is where the last key is, as distances in the kernel have it."""
     first: tuple[int, int] | None
-    """The first query and the first key of a call, counted in the sequence; None where keys come
+    """The first query and the first key of a call, counted in the sequence; None if keys come
     from several places."""
     seen: PlacedTokens
     """Which keys of the sequence its keys are."""
@@ -86,7 +86,7 @@ class RankCall:
 
 @dataclass(frozen=True, eq=False)
 class Guest:
-    """Rows that this rank computes over its own keys, as far as those go."""
+    """Rows of another rank that this rank computes over its own keys."""
 
     home: int
     """The rank whose rows they are, maybe this one."""
@@ -112,7 +112,7 @@ class RankWork:
     """All that the buffer receives."""
     copies: tuple[Copy, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
+    """Tokens of the buffer that no query needs: filled with zeros, so that they are finite."""
     calls: tuple[RankCall, ...]
     """The calls of the kernels; calls that need nothing of others come first."""
     leaving: Pieces
@@ -149,7 +149,7 @@ class RankWork:
 
     @cached_property
     def copied(self) -> tuple[Pieces, Pieces]:
-        """All copies: their own tokens, and where they lie in the buffer."""
+        """All copies: own tokens, and their places in the buffer."""
         sources = Pieces((copy.source, copy.count) for copy in self.copies)
         return sources, Pieces((copy.place, copy.count) for copy in self.copies)
 
@@ -287,7 +287,7 @@ def _rows(layer: LayerPlan, stretches: list[Stretch]) -> tuple[Rows, Rows]:
 
 
 def _staying(layer: LayerPlan, start: int, stop: int) -> list[tuple[int, int]]:
-    """Some rows without those that go to their keys."""
+    """Return rows without the moved ones."""
     rows, at = [], start
     for visit in layer.visits:
         if start <= visit.start < stop:

@@ -1,4 +1,5 @@
-"""Which index a parameter of a traced function is: by its name, else by its place."""
+"""Match the parameters of a traced function to indices (q, k, h, b), by name or else by
+position."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ def named(name: str) -> str | None:
 
 
 def required(function: Callable[..., object]) -> tuple[list[str], bool] | None:
-    """The names of parameters without a default, and whether all are given by place.
+    """Return the names of parameters without a default, and whether all are positional-only.
 
-    None stands for something that has no signature.
+    Returns None if the function has no signature.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -47,10 +48,10 @@ def required(function: Callable[..., object]) -> tuple[list[str], bool] | None:
 def check_order(
     names: list[str], meanings: Sequence[str | None], placed: Sequence[str], at: SourceLoc | None
 ) -> None:
-    """Refuse names that contradict their places.
+    """Raise an error if names of parameters contradict their positions.
 
     Raises:
-        ArgumentOrder: with what both say.
+        ArgumentOrder: the message shows both readings.
     """
     if any(
         role is not None and role != place for role, place in zip(meanings, placed, strict=True)

@@ -1,7 +1,7 @@
 """Boolean matrices as 64 x 64 tiles; equal partial tiles are stored once.
 
-Two arrays say everything: the number of the tile at each place, where 0 is the empty tile and 1 the
-full one, and the bits of the tiles by their numbers.
+Two arrays represent the matrix. One holds the tile number at each place, where 0 is the empty tile
+and 1 the full one. The other holds the bits of each distinct tile.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TILE = 64
 def tiles_of(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of tiles [sequences, heads, rows, columns], and the tiles [numbers, 64, 64].
 
-    What is beyond the matrix never counts, so a tile at its end is full where all of its pairs are
-    kept.
+    Entries beyond the matrix do not count: the last tile of a row is full if all of its pairs
+        inside the matrix are kept.
 
     Args:
         rows: the matrix in stretches of queries, booleans [sequences, heads, queries, n_kv]; all
@@ -58,7 +58,8 @@ def _of_rows(given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kept_by_tiles(kinds: str, bits: str) -> Expr:
-    """The pairs that tiles keep, by the names of the two arrays: numbers, and rows of the tiles."""
+    """Return the formula that reads a pair's bit from two named arrays: tile numbers and tile
+    rows."""
     q, k = (E.floordiv(x, TILE) for x in (E.Q, E.K))
     number = E.Load(kinds, (q, k))
     row = E.add(E.scale(TILE, number), E.mod(E.Q, TILE))

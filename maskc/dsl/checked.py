@@ -37,7 +37,9 @@ def shown(value: object) -> str:
 
 
 def count(where: str, name: str, value: object, at: SourceLoc | None, least: int = 0) -> Expr:
-    """A data integer >= least: a literal, mc.param(...), or a formula in the lengths."""
+    """Check an integer argument that is data: a literal, mc.param(...), or a formula in the
+    lengths.
+    """
     number = E.as_const(value.expr) if isinstance(value, Traced) else _integer(value)
     if number is None and isinstance(value, Traced) and _known_early(value.expr):
         return value.expr
@@ -49,14 +51,14 @@ def count(where: str, name: str, value: object, at: SourceLoc | None, least: int
 
 
 def _narrow(where: str, number: int, least: int, at: SourceLoc | None) -> int:
-    """The number, if 64 bits hold it."""
+    """Return the number if it fits 64 bits."""
     if abs(number) <= INT64:
         return number
     return mistake(IntegerTooWide(where, number, at=at), least)
 
 
 def scaled(where: str, stride: int, side: Expr, at: SourceLoc | None) -> None:
-    """Refuse a number of keys that is too far away, a stride apart."""
+    """Check that `count` keys, `stride` apart, stay within the range of 64-bit distances."""
     number = E.as_const(side)
     if number is not None:
         _narrow(where, stride * number, 0, at)
@@ -70,7 +72,7 @@ def _too_small(
 
 
 def _known_early(formula: Expr) -> bool:
-    """Whether it is an integer that no query, key or head changes."""
+    """Whether it is an integer that does not depend on a query, key or head."""
     return not E.is_condition(formula) and E.symbols(formula) <= _HOST
 
 
@@ -98,7 +100,7 @@ def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) ->
     """Check ids [count] and return them as a sorted tuple of distinct plain integers.
 
     Raises:
-        BadIds: something is no integer, or less than `least` (MC118).
+        BadIds: something is not an integer, or less than `least` (MC118).
     """
     try:
         integers = [_integer(item) for item in values]
@@ -129,7 +131,7 @@ def align(where: str, value: str, at: SourceLoc | None) -> str:
 
 
 def placed(where: str, made: Placed, at: object, loc: SourceLoc | None) -> Mask:
-    """The mask over positions that calls give, or as it is where `at` is None."""
+    """Return the mask over positions from calls, or the mask itself if `at` is None."""
     placed_at = positions(where, at, loc)
     if placed_at is None:
         return made
@@ -139,7 +141,7 @@ def placed(where: str, made: Placed, at: object, loc: SourceLoc | None) -> Mask:
 
 
 def positions(where: str, at: object, loc: SourceLoc | None) -> Positions | None:
-    """Positions that calls give; None where there are none."""
+    """Check the argument `at=`; None if it was not passed."""
     if at is None or isinstance(at, Positions):
         return at
     return mistake(NotPositions(where, f"found {at!r:.60}", at=loc), None)

@@ -1,4 +1,4 @@
-"""Reporting several mistakes of one file together.
+"""Report all mistakes of one file together.
 
 Inside `collecting()` a mistake is noted and a stand-in value returned, so that the rest of the
 file is read too; outside it is raised at once.
@@ -20,7 +20,7 @@ _noted: ContextVar[list[MaskcError] | None] = ContextVar("maskc_mistakes", defau
 
 
 def mistake(error: MaskcError, stand_in: T) -> T:
-    """Raise the error, or note it (once for each place) and go on with the stand-in."""
+    """Raise the error; while collecting, note it (once per place) and return the stand-in."""
     noted = _noted.get()
     if noted is None:
         raise error

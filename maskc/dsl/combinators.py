@@ -39,17 +39,17 @@ def full() -> Mask:
 
 
 def causal(*, align: str = END, at: Positions | None = None) -> Mask:
-    """Keep k <= p: a query sees no key behind its own position.
+    """Keep k <= p: a query sees no key after its own position.
 
     Args:
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+        at: `mc.positions(...)`: calls pass the positions of tokens instead of counting them.
 
     Returns:
         The mask.
 
     Raises:
-        NotPositions: `at` is something else, or given together with `align` (MC492).
+        NotPositions: `at` is not such a pair, or is passed together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Causal(checked.align("causal", align, loc), loc=loc)
@@ -57,27 +57,27 @@ def causal(*, align: str = END, at: Positions | None = None) -> Mask:
 
 
 def _sized(where: str, name: str, value: Count, least: int) -> Traced:
-    """A count, checked, with which formulas may compute."""
+    """Return a checked count in a form that formulas can use."""
     return Traced(checked.count(where, name, value, caller(), least))
 
 
 class _Window:
-    """Keep p - left <= k <= p + right: a window that counts the keys on both sides.
+    """Keep p - left <= k <= p + right: sliding window attention, counting the keys on each side.
 
     Other projects count differently; their conventions have names:
     `window.hf(W)`, `window.hf_bidirectional(W)`, `window.longformer(W)`, `window.jax(L, R)`,
     `window.flash(L, R)`, `window.gym(W)`.
 
     Args:
-        left: keys before the query, which is not counted; None is unbounded.
-        right: keys behind it; None is unbounded.
+        left: number of keys before the query, not counting the query itself; None is unbounded.
+        right: number of keys after the query; None is unbounded.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+        at: `mc.positions(...)`: calls pass the positions of tokens instead of counting them.
 
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
-        NotPositions: `at` is something else, or given together with `align` (MC492).
+        NotPositions: `at` is not such a pair, or is passed together with `align` (MC492).
     """
 
     def __call__(
@@ -132,10 +132,10 @@ def dilated(
 
     Args:
         left: how many kept keys lie before the query; the window reaches left * stride back.
-        right: how many lie behind it.
+        right: how many kept keys lie after the query.
         stride: the distance of two kept keys; it shapes the kernel and is a constant.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+        at: `mc.positions(...)`: calls pass the positions of tokens instead of counting them.
 
     Returns:
         The mask.
@@ -143,8 +143,8 @@ def dilated(
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotPositive: the stride is below 1 (MC102).
-        NotConstant: the stride is no plain integer (MC104).
-        NotPositions: `at` is something else, or given together with `align` (MC492).
+        NotConstant: the stride is not a plain integer (MC104).
+        NotPositions: `at` is not such a pair, or is passed together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Dilated(
@@ -160,7 +160,7 @@ def dilated(
 
 
 def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
-    """Keep the pairs whose distance p - k is one of the ids: slashes.
+    """Keep the pairs whose distance p - k is one of the ids: diagonals of the score matrix.
 
     Args:
         ids: distances; negative ones look ahead.
@@ -170,7 +170,7 @@ def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
         The mask.
 
     Raises:
-        BadIds: an id is no integer (MC118).
+        BadIds: an id is not an integer (MC118).
     """
     at = caller()
     numbers = checked.ids("offsets", ids, at, least=None)
@@ -189,8 +189,8 @@ def strided(stride: int, phase: int = 0) -> Mask:
 
     Raises:
         NotPositive: the stride is below 1 (MC102).
-        NotConstant: an argument is no plain integer (MC104).
-        BadPhase: the phase is no residue of the stride (MC110).
+        NotConstant: an argument is not a plain integer (MC104).
+        BadPhase: the phase is not a residue of the stride (MC110).
     """
     at = caller()
     stride = checked.constant("strided", "stride", stride, at)
@@ -247,23 +247,23 @@ def global_tokens(
 ) -> nodes.GlobalTokens | nodes.GlobalFlags:
     """Keep the pairs where p or k is a global token, as in Longformer (Beltagy et al., 2020).
 
-    `.rows` keeps only the global queries, `.columns` only the global keys. Scattered tokens run
-    over packed copies of their rows, so that a few of them cost little.
+    `.rows` keeps only the pairs of global queries, `.columns` only the pairs of global keys. Rows
+    of scattered tokens are gathered into dense tiles, so a few of them cost little.
 
     Args:
-        ids: positions of the global tokens, or how many tokens at the beginning are global. Those
-            beyond the length are ignored. A name: calls give flags under it, as for mc.flags, that
-            both queries and keys read.
+        ids: positions of the global tokens, or the number of global tokens at the beginning.
+            Positions beyond the length are ignored. Or a name, under which calls pass flags as for
+            mc.flags, for queries and keys.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at_most: with a name: so many tokens of a sequence are flagged at most, see mc.flags.
+        at_most: with a name: upper bound on the flagged tokens of a sequence, see mc.flags.
 
     Returns:
-        The mask; its `rows` and `columns` are masks, too.
+        The mask; its `rows` and `columns` are masks too.
 
     Raises:
-        BadIds: an id is no integer, or below 0 (MC118).
+        BadIds: an id is not an integer, or below 0 (MC118).
         NegativeWidth: a count is below 0 (MC101).
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         BadChoice: `at_most` without a name (MC119).
     """
     at = caller()
@@ -286,15 +286,15 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
     Args:
         size: tokens of a block, a constant.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+        at: `mc.positions(...)`: calls pass the positions of tokens instead of counting them.
 
     Returns:
         The mask.
 
     Raises:
         NotPositive: the size is below 1 (MC102).
-        NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or given together with `align` (MC492).
+        NotConstant: the size is not a plain integer (MC104).
+        NotPositions: `at` is not such a pair, or is passed together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("block_diagonal", "size", size, loc)
@@ -308,15 +308,15 @@ def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask
     Args:
         size: tokens of a chunk, a constant.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+        at: `mc.positions(...)`: calls pass the positions of tokens instead of counting them.
 
     Returns:
         The mask.
 
     Raises:
         NotPositive: the size is below 1 (MC102).
-        NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or given together with `align` (MC492).
+        NotConstant: the size is not a plain integer (MC104).
+        NotPositions: `at` is not such a pair, or is passed together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("chunked", "size", size, loc)
@@ -333,8 +333,8 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 
     Args:
         block: tokens of a block, a constant.
-        per_row: blocks that are drawn for each query block; more than there are takes all.
-        seed: which draw, an integer of 64 bits; a negative one counts modulo 2^64.
+        per_row: number of key blocks drawn for each query block; all if there are fewer.
+        seed: seed of the draw, a 64-bit integer; negative ones count modulo 2^64.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Returns:
@@ -342,7 +342,7 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 
     Raises:
         NotPositive: the block size is below 1 (MC102).
-        NotConstant: an argument is no plain integer (MC104).
+        NotConstant: an argument is not a plain integer (MC104).
         IntegerTooWide: the seed needs more than 64 bits (MC120).
     """
     at = caller()
@@ -356,16 +356,16 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
-    """Combine one mask per query head; equal ones are compiled once.
+    """Combine one mask per query head. Equal masks are compiled once.
 
     Args:
-        masks: a mask for each query head, in their order; its length is the number of heads.
+        masks: one mask for each query head, in the order of heads.
 
     Returns:
         The mask.
 
     Raises:
-        NotAMask: an item is no mask, or there is none (MC106).
+        NotAMask: an item is not a mask, or there is none (MC106).
     """
     at = caller()
     if not isinstance(masks, Iterable):
@@ -391,7 +391,7 @@ def heads(*ids: int) -> Mask:
         The mask.
 
     Raises:
-        BadIds: an id is no integer, or below 0 (MC118).
+        BadIds: an id is not an integer, or below 0 (MC118).
     """
     at = caller()
     return nodes.Heads(checked.ids("heads", ids, at), loc=at)
@@ -405,34 +405,36 @@ def topk(
     k: int, of: Mask, score: str = "qk", block: int = 1, q_block: int = 1, share: str = "head", *,
     at: Positions | None = None,
 ) -> Mask:  # fmt: skip
-    """Keep the k best-scored keys among those `of` allows, for each query: a run-time selection.
+    """Keep, for each query, the k keys with the highest scores among the candidates in `of`.
 
-    Of equal scores the lower index wins. The choice has no gradient; the chosen pairs do.
+    The selection happens at run time. If scores are equal, the lower index wins. The choice has no
+    gradient; attention over the chosen pairs does.
 
     Args:
-        k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
+        k: number of keys (or of blocks of `block` keys) to keep; fewer if there are fewer
+            candidates.
         of: the mask of candidates.
-        score: one of four formulas. `qk` is q . k, and `block_mean` the mean q of a query block
-            times the mean k of a key block. Next, `given` reads a tensor `scores`. `indexer` is
-            the sum over index heads of index_w * relu(index_q . index_k), as in DeepSeek's sparse
-            attention.
+        score: one of four formulas. `qk` is q . k. `block_mean` is the mean q of a query block
+            times the mean k of a key block. `given` reads a tensor `scores` of the call. `indexer`
+            is the sum over index heads of index_w * relu(index_q . index_k), as in DeepSeek's
+            sparse attention.
         block: keys per chosen block.
-        q_block: queries that choose together.
-        share: which heads choose together: each "head", each key/value "group", or "all".
-        at: positions that calls give, from `mc.positions`. Blocks then count from position 0:
-            neighbouring keys whose positions ascend between two multiples of `block` are a block,
-            and likewise queries. If positions begin at 0 in each of several packed documents, each
-            document selects as it would alone.
+        q_block: number of consecutive queries that share one choice.
+        share: heads that share one choice: each "head" alone, each key/value "group", or "all".
+        at: `mc.positions(...)`: blocks are counted by the positions that calls pass, from position
+            0. If positions restart at 0 in each packed document, each document selects as it would
+            alone. Neighbouring keys belong to one block while their positions ascend between two
+            multiples of `block`; the same holds for queries.
 
     Returns:
         The mask.
 
     Raises:
         NotPositions: `at` is something else (MC492).
-        NotAMask: `of` is no mask (MC106).
-        BadChoice: `score` or `share` is none of these words (MC119).
+        NotAMask: `of` is not a mask (MC106).
+        BadChoice: `score` or `share` is not one of these words (MC119).
         NotPositive: `block` or `q_block` is below 1 (MC102).
-        NotConstant: a number is no plain integer (MC104).
+        NotConstant: a number is not a plain integer (MC104).
     """
     loc = caller()
     return nodes.TopK(

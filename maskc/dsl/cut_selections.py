@@ -1,4 +1,4 @@
-"""A warning where documents are cut out of what a run-time selection chose among all of them."""
+"""A warning if a run-time selection chooses among all documents and a mask then drops some keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def warn_of_cut(left: Mask, right: Mask) -> None:
 
 
 def _conjuncts(mask: Mask) -> Iterator[N.Documents]:
-    """The documents that a mask asks of every pair."""
+    """Return the document terms that every pair of a mask must satisfy."""
     match mask:
         case N.Algebra("&", left, right):
             yield from _conjuncts(left)

@@ -33,19 +33,19 @@ def _name(name: object, at: SourceLoc | None) -> str:
 def documents(name: str, *, align: str = nodes.END) -> Mask:
     """Keep doc[p] == doc[k]: packed documents see only themselves.
 
-    At call time give `name=ids`, integers [N] or [B, N] in any order (sorted ones run faster), or
-    `name=mc.cu_seqlens(x, max_seqlen)`. Where there are fewer queries than keys, N is the greater
-    length. A pair (for queries, for keys) gives each side ids of its own.
+    At call time pass `name=ids`, integers [N] or [B, N] in any order (sorted ones run faster), or
+    `name=mc.cu_seqlens(x, max_seqlen)`. If there are fewer queries than keys, N is the greater
+    length. A pair of arrays (for queries, for keys) gives each side its own ids.
 
     Args:
-        name: the keyword under which calls give the ids.
+        name: the keyword under which calls pass the ids.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Returns:
-        The mask; calls give its data under `name`.
+        The mask; calls pass its data under `name`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
     return _atom(nodes.Documents, DataKind.documents, name, align, "q", "k")
@@ -56,25 +56,25 @@ def flags(
 ) -> nodes.Flags:
     """Keep the pairs with a flagged key, or with a flagged query.
 
-    At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
+    At call time pass `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
 
-    A few flagged tokens among many keys, such as global tokens, run over packed copies of their
-    rows. With `at_most` the flags may be on a GPU without a synchronization; otherwise the host
-    counts them, which waits for the device.
+    Rows of a few flagged tokens among many keys, such as global tokens, are gathered into dense
+    tiles. With `at_most` the flags may be on a GPU and the host does not wait. Without it, the host
+    counts the flags and waits for the device.
 
     Args:
-        name: the keyword under which calls give the flags.
+        name: the keyword under which calls pass the flags.
         on: "k" for flag[k], "q" for flag[p].
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at_most: upper bound on the flagged tokens of a sequence. With more, a call raises DataRange
             (MC305); on a GPU its results are NaN, and the next call raises.
 
     Returns:
-        The mask; calls give its data under `name`.
+        The mask; calls pass its data under `name`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         BadChoice: `on` is neither "k" nor "q" (MC119).
         BadAlign: `align` is another word (MC109).
         NotConstant, NotPositive: `at_most` is not an integer, or below 1 (MC104, MC102).
@@ -100,40 +100,40 @@ def flagged(
 def intervals(name: str, *, align: str = nodes.END) -> Mask:
     """Keep lo[p] <= k < hi[p]: each query sees one interval of keys.
 
-    At call time give `name=(lo, hi)`, two integer arrays. They are [n_q], one entry per query, or
+    At call time pass `name=(lo, hi)`, two integer arrays. They are [n_q], one entry per query, or
     [n_kv], one per token; a batch dimension may come first.
 
     Args:
-        name: the keyword under which calls give the pair.
+        name: the keyword under which calls pass the pair.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Returns:
-        The mask; calls give its data under `name`.
+        The mask; calls pass its data under `name`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
     return _atom(nodes.Intervals, DataKind.intervals, name, align, "lo", "hi")
 
 
 def positions(*, q: str, k: str) -> nodes.Positions:
-    """Positions of queries and of keys that calls give, for `at=` of causal, window, dilated,
-    block_diagonal and chunked.
+    """Let calls pass positions of tokens, for `at=` of causal, window, dilated, block_diagonal,
+    chunked.
 
-    At call time give both by name: integers [n_q] or [B, n_q] of queries, [n_kv] or [B, n_kv] of
-    keys, in any order. Tokens that were reordered, packed or taken out of a longer sequence keep
-    the positions that they had; SplashAttention's Q_idx and K_idx are these.
+    At call time pass both by name: integers [n_q] or [B, n_q] of queries, [n_kv] or [B, n_kv] of
+    keys, in any order. Use them for tokens that were reordered, packed or selected from a longer
+    sequence, and keep their original positions, such as SplashAttention's Q_idx and K_idx.
 
     Args:
-        q: the keyword under which calls give the positions of queries.
-        k: that of the positions of keys, another one.
+        q: the keyword under which calls pass the positions of queries.
+        k: the keyword for the positions of keys; it must differ from `q`.
 
     Returns:
-        A pair of names for `at=`; it is no mask.
+        A pair of names for `at=`; it is not a mask.
 
     Raises:
-        ReservedName: a name is a keyword of calls, or no identifier, or both are one (MC111).
+        ReservedName: a name is a keyword of calls or not an identifier, or both are equal (MC111).
     """
     at = caller()
     of_q, of_k = _name(q, at), _name(k, at)
@@ -145,19 +145,19 @@ def positions(*, q: str, k: str) -> nodes.Positions:
 def tree(name: str, *, align: str = nodes.END) -> Mask:
     """Keep tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
 
-    At call time give `name=(tin, tout)`, entry and exit times of a depth-first walk, or
-    `name=mc.parents(x)`. They are integers with one entry per token, as many as the greater length.
-    This is the mask of speculative decoding by token trees (SpecInfer, Miao et al., 2023).
+    At call time pass `name=(tin, tout)`, entry and exit times of a depth-first walk, or
+    `name=mc.parents(x)`. They are integers with one entry per token of the longer side. This is the
+    mask of speculative decoding by token trees (SpecInfer, Miao et al., 2023).
 
     Args:
-        name: the keyword under which calls give the times.
+        name: the keyword under which calls pass the times.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Returns:
-        The mask; calls give its data under `name`.
+        The mask; calls pass its data under `name`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
     return _atom(nodes.Tree, DataKind.tree, name, align, "tin", "tout", "q")
@@ -178,7 +178,7 @@ def block_table(table: object, block: int) -> Mask:
 
     Args:
         table: booleans or integers [query blocks, key blocks] or [heads, query blocks, key blocks];
-            or a name, under which calls give such an array.
+            or a name, under which calls pass such an array.
         block: tokens per row and column of the table, a constant.
 
     Returns:
@@ -186,7 +186,7 @@ def block_table(table: object, block: int) -> Mask:
 
     Raises:
         BadTable: the array has another rank or element type (MC116).
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
         NotPositive: the block size is below 1 (MC102).
     """
     at = caller()
@@ -208,18 +208,18 @@ def block_table(table: object, block: int) -> Mask:
 def key_lists(name: str) -> Mask:
     """Keep the listed keys of each query: k is in lists[q].
 
-    At call time give `name=lists`, integers [n_q, K], [H, n_q, K] or [B, H or 1, n_q, K], in any
-    order, with -1 for no key. A key that is named twice counts once. An indexer's choice, as of
-    DeepSeek's sparse attention, or what a retrieval returns has this form.
+    At call time pass `name=lists`, integers [n_q, K], [H, n_q, K] or [B, H or 1, n_q, K], in any
+    order, with -1 for no key. A key that is listed twice counts once. The choice of an indexer, as
+    in DeepSeek's sparse attention, or the result of a retrieval has this form.
 
     Args:
-        name: the keyword under which calls give the lists.
+        name: the keyword under which calls pass the lists.
 
     Returns:
-        The mask; calls give its data under `name`.
+        The mask; calls pass its data under `name`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
     """
     at = caller()
     label = _name(name, at)
@@ -227,7 +227,8 @@ def key_lists(name: str) -> Mask:
 
 
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
-    """Declare an array of integers, of any shape, whose values are known now; its content names it.
+    """Declare an integer array of any shape with known values; its name is derived from its
+    content.
 
     Raises:
         DataRange: a value does not fit 32 bits.
@@ -243,13 +244,12 @@ def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
 
 
 def cu_seqlens(array: object, max_seqlen: int | None = None) -> CuSeqlens:
-    """Mark cumulative lengths, where documents are expected.
+    """Mark an array as cumulative lengths, to pass it in place of document ids.
 
     Args:
         array: integers [documents + 1] or [B, documents + 1], ascending from 0 to N.
-        max_seqlen: a promise that no document has more tokens; calls check it. Short documents then
-            run in smaller tiles where these take less time (Hopper), and their lists take less
-            memory.
+        max_seqlen: upper bound on the tokens of a document; calls check it. It lets short documents
+            run in smaller tiles if these are faster (Hopper), and their lists take less memory.
 
     Returns:
         The array with a mark, to be passed as the data of `documents`.
@@ -258,7 +258,8 @@ def cu_seqlens(array: object, max_seqlen: int | None = None) -> CuSeqlens:
 
 
 def parents(array: object) -> Parents:
-    """Mark an array of parents, where a tree is expected.
+    """Mark an array as parents of tokens, to pass it in place of the entry and exit times of a
+    tree.
 
     Args:
         array: integers [N] or [B, N], the index of each token's parent, -1 for roots.

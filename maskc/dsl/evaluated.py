@@ -1,9 +1,9 @@
 """mask_mods that cannot be traced: evaluated for the lengths of a call, as FlexAttention does.
 
-The function runs under torch.vmap over stretches of queries, on the device of the tensors that it
-reads, and its pairs are compressed to tiles, as those of `from_bool` are. Plans and kernels know
-the mask as a formula over two arrays of tiles. Their content is computed for the sequences, heads
-and lengths of a call, and again after a write to an array that the function reads.
+The function runs under torch.vmap over ranges of queries, on the device of the tensors that it
+reads. Its pairs are compressed to tiles, as in `from_bool`. Plans and kernels know the mask as a
+formula over two arrays of tiles. Their content is computed for the sequences, heads and lengths of
+a call, and again after a write to an array that the function reads.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from maskc.dsl.bit_tiles import TILE, kept_by_tiles, tiles_of
 from maskc.dsl.evaluation import Evaluated
 
 BEYOND_TRACING = (BatchUsed, DataRange, IntegerTooWide, MaskUsedAsBool, NotTraceable)
-"""Why a formula is not known, although the function may run."""
+"""The reason for a refused function that torch may still be able to run."""
 _PAIRS = 1 << 22
 """Pairs that are evaluated at once."""
 
 
 class EvaluatedMaskWarning(UserWarning):
-    """A mask_mod cannot be followed: it is evaluated for the lengths of each call."""
+    """A mask_mod cannot be traced: it is evaluated for the lengths of each call."""
 
 
 def evaluated(
     mask_mod: Callable[..., object], refused: MaskcError, at: SourceLoc | None
 ) -> nodes.Where | None:
-    """The mask of a mask_mod that cannot be followed; None where it cannot be evaluated, either.
+    """Return the mask of a mask_mod that cannot be traced; None if it cannot be evaluated either.
 
     Args:
-        refused: why it cannot be followed.
+        refused: why it cannot be traced.
         at: where the mask is made.
     """
     if not isinstance(refused, BEYOND_TRACING):
@@ -114,7 +114,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a tensor with memory of its own, and none that stands for many."""
+    """Whether it is an ordinary tensor with memory, not one batched by vmap."""
     if not isinstance(value, sys.modules["torch"].Tensor):
         return False
     try:
@@ -151,7 +151,7 @@ def _tried(mask_mod: Callable[..., object], at: SourceLoc | None) -> EvaluatedMo
         try:
             for reading in seen:  # tensors that the function makes are others each time
                 values = _once(torch, mask_mod, reading, device)
-        except Exception:  # whatever it raises, the reason why it is not followed is told
+        except Exception:  # the error to raise is `refused`: why it was not traced
             values = None
             continue
         read = seen[0].tensors.keys() & seen[1].tensors.keys()
@@ -199,21 +199,21 @@ class EvaluatedMod(Evaluated):
 
         Args:
             mask_mod: the function.
-            tensors: those that the function reads and does not make itself.
+            tensors: the tensors that the function reads but does not create.
             device: where it runs.
             by: whether its pairs differ by sequence, and by head.
-            sizes: the sequences and heads that its tensors have, where they tell.
-            at: the place of what cannot be followed.
+            sizes: the numbers of sequences and heads, if its tensors determine them.
+            at: the source line of the part that cannot be traced.
         """
         super().__init__(tensors, at)
         self._mask_mod, self._device, self._by, self._sizes = mask_mod, device, by, sizes
 
     @property
     def sequences(self) -> int:
-        """The sequences that it tells apart.
+        """The number of sequences with pairs of their own.
 
         Raises:
-            SequencesUnknown: nothing says how many there are (MC134).
+            SequencesUnknown: their number is unknown (MC134).
         """
         if self._by[0] and self._sizes[0] is None:
             raise SequencesUnknown(at=self.at)
@@ -221,17 +221,17 @@ class EvaluatedMod(Evaluated):
 
     @property
     def heads(self) -> int:
-        """The heads that it tells apart.
+        """The number of heads with pairs of their own.
 
         Raises:
-            HeadsUnknown: nothing says how many there are.
+            HeadsUnknown: their number is unknown.
         """
         if self._by[1] and self._sizes[1] is None:
             raise HeadsUnknown(at=self.at)
         return (self._sizes[1] or 1) if self._by[1] else 1
 
     def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
-        """The lengths, and the sequences and heads where these have pairs of their own."""
+        """The lengths, and the numbers of sequences and heads if pairs differ between them."""
         return batch if self._by[0] else 1, heads if self._by[1] else 1, n_q, n_kv
 
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,6 @@
-"""Arrays that a user's function computes for lengths, with its tensors as they are at a moment."""
+"""Arrays that a user's function computes for given lengths, from the current content of its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ _MOST_KNOWN = 4
 
 
 def _apart(evaluate: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """The arrays, computed in a thread of their own, on the caller's stream of a GPU.
+    """Compute the arrays in a separate thread, on the caller's GPU stream.
 
-    Operators, compilers' modes and autocast are states of a thread in which torch.vmap may not run.
+    A thread may be inside an operator, a compiler's mode or autocast, where torch.vmap must not
+    run.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     stream = cuda.current_stream() if cuda is not None and cuda.is_initialized() else None
@@ -37,14 +40,14 @@ def _apart(evaluate: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, 
 
 
 class Evaluated(ABC):
-    """Computes arrays, again when somebody has written into the tensors that it reads."""
+    """Computes arrays, and computes them again after a write to a tensor that they depend on."""
 
     def __init__(self, tensors: tuple[Any, ...], at: SourceLoc | None) -> None:
-        """Compute nothing yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
             tensors: what it reads.
-            at: the place of what cannot be followed.
+            at: the source line of the part that cannot be traced.
         """
         self.tensors, self.at = tensors, at
         self._present: Moment | None = None
@@ -52,16 +55,16 @@ class Evaluated(ABC):
     @property
     @abstractmethod
     def sequences(self) -> int:
-        """The sequences that it tells apart."""
+        """The number of sequences with pairs of their own."""
 
     @property
     @abstractmethod
     def heads(self) -> int:
-        """The heads that it tells apart."""
+        """The number of heads with pairs of their own."""
 
     @abstractmethod
     def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
-        """The numbers of a call that decide what arrays hold."""
+        """The sizes of a call that determine the content of the arrays."""
 
     @abstractmethod
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
@@ -72,7 +75,7 @@ class Evaluated(ABC):
         return Captured(array, self.at)
 
     def now(self) -> Moment:
-        """This object with what its tensors hold at this moment."""
+        """Return this object with the current content of its tensors."""
         versions = tuple(map(version_of, self.tensors))
         if self._present is None or None in versions or self._present.versions != versions:
             self._present = Moment(self, versions)
@@ -101,12 +104,12 @@ class Moment:
 
     @property
     def sequences(self) -> int:
-        """The sequences that it tells apart."""
+        """The number of sequences with pairs of their own."""
         return self.of.sequences
 
     @property
     def heads(self) -> int:
-        """The heads that it tells apart."""
+        """The number of heads with pairs of their own."""
         return self.of.heads
 
     def now(self) -> Moment:

@@ -1,7 +1,7 @@
 """Protocols of torch, NumPy and Python for values that remember how they were computed.
 
-Both tracers, of masks and of scores, take names of functions, protocols and indices from here;
-what a function means for its values each says itself.
+The tracers of masks and of scores share the names of functions, the protocols and the indexing in
+this file. Each defines the meaning of functions for its own values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def during(variable: ContextVar[Any], value: T) -> Iterator[T]:
-    """Give a variable this value meanwhile, and yield it."""
+    """Set a variable to this value during the `with` block, and yield it."""
     token = variable.set(value)
     try:
         yield value
@@ -32,7 +32,7 @@ def during(variable: ContextVar[Any], value: T) -> Iterator[T]:
 
 @contextmanager
 def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[None]:
-    """Turn errors of the user's function into mistakes at its line, or else at `at`."""
+    """Turn errors of the user's function into maskc errors at its line, or at `at`."""
     try:
         yield
     except MaskcError:
@@ -61,15 +61,17 @@ _CANONICAL = {other: name for name, others in _NAMES.items() for other in others
 
 
 def canonical(name: str) -> str:
-    """The one name in tables of functions for all by which torch, NumPy and Python call one."""
+    """Return the one name under which tables list a function that torch, NumPy and Python name
+    differently.
+    """
     return _CANONICAL.get(name, name)
 
 
 def operators(operand: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
-    """The functions that Python has operators for, by their canonical names.
+    """Functions with a Python operator, by their canonical names.
 
     Args:
-        operand: makes a value of the tracer of an operand.
+        operand: converts an operand to a value of the tracer.
     """
 
     def one(apply: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -110,13 +112,13 @@ def operators(operand: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
 
 
 class Followed:
-    """Hands what torch and NumPy do with a value over to its tracer."""
+    """Passes operations of torch and NumPy on a traced value to its tracer."""
 
     __slots__ = ()
     _called: ClassVar[Callable[..., Any]]
     """(library, function, positional arguments, named ones) -> the result."""
     _refused: ClassVar[Callable[..., Any]]
-    """Raises the tracer's error about what was found."""
+    """Raises the tracer's error with a finding."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
         if method != "__call__":
@@ -134,7 +136,7 @@ class Followed:
 
 
 def attribute(name: str, dtype: str) -> Any:
-    """The attribute of a tensor without dimensions; None where it has none of this name."""
+    """Return an attribute as a 0-dimensional tensor has it; None if there is none of this name."""
     torch = sys.modules.get("torch")
     match name:
         case "shape":
@@ -155,8 +157,9 @@ def device() -> Any:
 
 
 def torch_calls(seen: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Meanwhile `seen` answers every call of torch, where torch is loaded: so plain tensors may be
-    indexed by traced values."""
+    """During the `with` block, `seen` handles every torch call, so that traced values can index
+    tensors.
+    """
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else _mode(torch, seen)()
 
@@ -182,7 +185,7 @@ def among(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 class TableRows:
-    """A table some of whose dimensions are indexed."""
+    """A table in which some dimensions are indexed."""
 
     __slots__ = ("_array", "_index")
 
@@ -196,7 +199,7 @@ class TableRows:
         return tuple(size for size, index in sizes if index is None)
 
     def _placed(self, given: Any) -> tuple[list[int], list[Any]]:
-        """The dimensions that are left, and what indexes them, one for one in front."""
+        """Return the remaining dimensions, and the indices of the first ones."""
         parts = list(given) if type(given) is tuple else [given]
         left = [axis for axis, index in enumerate(self._index) if index is None]
         for number, part in enumerate(parts):

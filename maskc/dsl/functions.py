@@ -1,8 +1,8 @@
 """The meaning of functions and methods of torch and NumPy for traced values.
 
 Functions that are exact on integers and conditions are traced; all others are refused by name.
-torch and NumPy hand their calls over (`__torch_function__`, `__array_function__`,
-`__array_ufunc__`), so nothing is replaced in them.
+torch and NumPy dispatch their calls here (`__torch_function__`, `__array_function__`,
+`__array_ufunc__`), so no function of theirs is patched.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _meaning_of(library: str, name: str) -> Function | None:
 
 
 def method(name: str) -> Function | None:
-    """A method of tensors; None where a traced value has none of that name."""
+    """A method of tensors; None if a traced value has none of that name."""
     return None if name in _NO_METHODS else _FUNCTIONS.get(canonical(name))
 
 
@@ -128,7 +128,7 @@ _WIDTHS = {"int64": 63, "long": 63, "int32": 31, "int": 31, "int16": 15, "short"
 
 
 def _magnitude(expr: Expr) -> int:
-    """A bound on the absolute value of an integer formula, whatever is captured."""
+    """Return a bound on the absolute value of an integer formula, for any captured content."""
     names = dict.fromkeys((*E.symbols(expr), *E.params(expr)), MAX_LENGTH)
     return number(magnitude(expr), names | dict.fromkeys(E.arrays(expr), 1 << 31))
 
@@ -165,7 +165,8 @@ def _caster(name: str) -> Function:
 
 
 def _filled(amount: Any) -> Function:
-    """ones, zeros or a value in the shape of a traced value: no dimensions."""
+    """Return the value for ones_like, zeros_like and full_like: traced values have no
+    dimensions."""
 
     def function(input: Any, *sizes: Any, dtype: Any = None, **_: Any) -> Traced:
         flat = [n for size in sizes for n in (size if type(size) in (tuple, list) else [size])]
@@ -212,4 +213,4 @@ _NO_METHODS = frozenset({
     "and", "or", "mod", "invert", "pos", "truediv", "floordiv", "rfloordiv", "positive", "fix",
     "ones_like", "zeros_like", "full_like", "where", "isin",
 })  # fmt: skip
-"""Names by which functions are called, but no method of a tensor that a formula may use."""
+"""Names of functions that are not methods of a tensor in a formula."""

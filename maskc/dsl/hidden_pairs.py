@@ -1,9 +1,9 @@
-"""The pairs that a score formula hides: a mask where integers say which, else weights of 0.
+"""Pairs that a score formula hides: as a mask if integers determine them, otherwise by weight 0.
 
-A score of -inf has the weight 0, whatever made it. `where(condition, s, -inf)` is split into the
-condition and the score of the other pairs. What a mask can say of the condition becomes a mask,
-which skips tiles: comparisons of integer formulas over places, lengths, parameters and captured
-arrays of integers. The rest stays in the formula, which gives -inf to those pairs itself.
+A score of -inf has weight 0. `where(condition, s, -inf)` is split into the condition and the score
+of the other pairs. The part of the condition that a mask can express becomes a mask, so that its
+tiles are skipped: comparisons of integer formulas over indices, lengths, parameters and captured
+integer arrays. The rest stays in the formula, which returns -inf for its pairs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _INFINITE = math.inf
 
 
 def _all(*parts: Term | None) -> Term | None:
-    """The condition that all hold; None holds always."""
+    """Return the conjunction of conditions; None is a condition that always holds."""
     kept = [part for part in parts if part not in (None, E.ALWAYS)]
     return reduce(partial(S.joined, "and"), kept) if kept else None
 
 
 def without_hidden(node: S.Real, sign: int = -1) -> tuple[S.Real, Term | None]:
-    """The formula of the pairs that it leaves a weight, and which ones these are; None: all.
+    """Return the formula without hidden pairs, and the condition of the pairs that keep a weight
+    (None: all).
 
     Args:
         node: a formula, or a part of one.
@@ -90,9 +91,9 @@ def _is_zero(part: S.Real) -> bool:
 
 
 def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc | None) -> None:
-    """Refuse infinite literals whose meaning is not plain.
+    """Raise an error for infinite literals, except where they clearly hide a pair.
 
-    A choice may have -inf for one of its sides, as softmax gives such a score no weight.
+    One side of a choice may be -inf, because softmax gives such a score weight 0.
 
     Raises:
         ScoreHidesPairs: with the line of the part.
@@ -119,7 +120,7 @@ _HINT = (
 
 
 class _NoMask(Exception):
-    """A mask cannot say it."""
+    """A mask cannot express the condition."""
 
 
 Kept = tuple[Expr, tuple[DataDecl, ...]]
@@ -129,7 +130,7 @@ Kept = tuple[Expr, tuple[DataDecl, ...]]
 def split(
     kept: Term, captured: Mapping[str, Any], defaults: Mapping[str, float | int]
 ) -> tuple[Kept | None, Term | None]:
-    """The part of a condition that a mask states, and the rest of it; None: nothing.
+    """Split a condition into the part that a mask can express and the rest; None is an empty part.
 
     Args:
         kept: the pairs that keep a weight.
@@ -168,11 +169,11 @@ class _Masks:
         self._captured, self._defaults = captured, defaults
 
     def formula(self, condition: Term) -> Expr:
-        """The condition as a mask states it.
+        """Return the condition as a formula of a mask.
 
         Raises:
-            _NoMask: it computes with more than a mask knows.
-            MaskcError: a captured array is none of a mask's.
+            _NoMask: it depends on values that a mask does not have.
+            MaskcError: a mask cannot capture one of its arrays.
         """
         formula = self._condition(condition)
         if S.B in E.walk(formula):
@@ -193,7 +194,7 @@ class _Masks:
         raise _NoMask
 
     def _less(self, left: S.Real, right: S.Real) -> Expr:
-        """Integers that are compared with real numbers that are none."""
+        """Compare integers with real numbers that are not integers."""
         match left, right:
             case S.Whole(one), S.Whole(two):
                 comparison = E.lt(self._integer(one), self._integer(two))
@@ -223,7 +224,7 @@ class _Masks:
         return None
 
     def _entry(self, slot: str, index: tuple[Expr, ...]) -> Expr:
-        """An element of a captured array, or a parameter that calls give."""
+        """Read an element of a captured array, or a parameter."""
         array = self._captured.get(slot)
         if isinstance(array, S.PlaceTable):  # made anew for each length
             return _refuse()

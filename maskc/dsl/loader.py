@@ -34,10 +34,10 @@ from maskc.dsl.pattern import FILE, Pattern, check_pattern_name, noting_patterns
 def load(path: str | Path) -> dict[str, Pattern[...] | Mask]:
     """Run a pattern file and return its patterns and masks by name, in file order.
 
-    The file runs like any Python file, with everything that implies. It may import its
-    neighbours, except where they have the name of a module that Python or maskc itself imports.
-    What it does to the working directory is undone. Patterns defined in it are called once with
-    their defaults, so that all its mistakes are reported together.
+    The file runs like any Python file, with everything that implies. It may import files next to
+    it, unless they have the name of a module that Python or maskc imports. If it changes the
+    working directory, the change is undone. Patterns defined in it are called once with their
+    defaults, so that all mistakes are reported together.
 
     Args:
         path: the file.
@@ -83,8 +83,9 @@ def _read(path: str | Path) -> bytes:
 
 
 def _shown(file: Path) -> str:
-    """The path as messages give it: relative where it lies below the working directory. A link
-    keeps its own name, which is the one that the user knows."""
+    """Return the path for messages, relative if it is below the working directory. A link keeps its
+    name, because the user knows that name.
+    """
     try:
         return str(file.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -96,8 +97,9 @@ def _shown(file: Path) -> str:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Meanwhile a file may change the working directory: it is put back, and messages show places
-    relative to where they began."""
+    """Restore the working directory after a file ran; messages show paths relative to the original
+    one.
+    """
     try:
         before = Path.cwd()
     except OSError:  # it was removed
@@ -134,7 +136,7 @@ _THEIRS = frozenset(sys.stdlib_module_names) | {
     "click", "cuda", "cupy", "hypothesis", "islpy", "jinja2", "markupsafe", "maskc", "matplotlib",
     "ml_dtypes", "mpmath", "numpy", "rich", "sympy", "torch", "transformers",
 }  # fmt: skip
-"""Modules that a file next to the pattern must not shadow, whatever its name."""
+"""Modules that a file next to the pattern must not shadow."""
 
 
 class _Neighbours:
@@ -205,7 +207,7 @@ def _try(pattern: Pattern[...], name: str) -> None:
 
 @contextmanager
 def _noting(name: str) -> Iterator[None]:
-    """Turn whatever a file raises into a mistake of the file, except the user's interruption."""
+    """Turn every exception of a file, except KeyboardInterrupt, into an error about the file."""
     try:
         yield
     except KeyboardInterrupt:
@@ -218,12 +220,12 @@ def _noting(name: str) -> Iterator[None]:
 
 
 def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -> MaskcError:
-    """The mistake, with its place, for an error that a pattern's own code raised.
+    """Return the maskc error, with its place, for an exception that a pattern's own code raised.
 
     Args:
         error: what was raised.
         file: as messages show it.
-        at: the place where nothing better is known; the file when None.
+        at: the place to show if the traceback has no better one; the file when None.
     """
     if isinstance(error, MaskcError):
         return error
@@ -240,7 +242,7 @@ def failed(error: BaseException, file: str, at: SourceLoc | str | None = None) -
 def _found(
     module: ModuleType, file: str, made: list[Pattern[...]]
 ) -> dict[str, Pattern[...] | Mask]:
-    """The public masks and patterns of a file by name; wrong names are mistakes."""
+    """Return the public masks and patterns of a file by name; invalid names are errors."""
     patterns: dict[str, Pattern[...] | Mask] = {}
     for name, value in list(vars(module).items()):
         if str(name).startswith("_") or not _defined_here(value, file):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Mask:
     """A set of (query, key) pairs, possibly one set per head. It holds no lengths.
 
-    Masks combine with & (and), | (or), - (without), ^ (exclusive or) and ~ (not). Two masks are
-    `==` when they are written the same way; `equals` asks whether they mean the same.
+    Masks combine with & (and), | (or), - (without), ^ (exclusive or) and ~ (not). `==` compares how
+    two masks are written; `equals` proves whether they are the same set.
     """
 
     __slots__ = ()
@@ -75,7 +75,7 @@ class Mask:
         return self  # a value: compiled graphs know it by identity
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        """Say what to call instead, as a mask is no function.
+        """Raise an error that says what to call instead, because a mask is not a function.
 
         Raises:
             MaskCalled: always (MC442).
@@ -123,11 +123,11 @@ class Mask:
         """Draw the mask: as SVG in a notebook, as text elsewhere.
 
         Args:
-            n: queries; lengths at which the mask has its shape when None.
+            n: queries; long enough to show the shape of the mask when None.
             n_kv: keys; n when None.
-            n_heads: query heads, as in `dense`; 8 where they are needed and nobody says.
-            data: the arrays and parameters that the mask names. Selections without what they
-                choose by show all that they may choose.
+            n_heads: query heads, as in `dense`; 8 if needed but not given.
+            data: the arrays and parameters that the mask names. A run-time selection without its
+                scores is drawn as all of its candidates.
 
         Raises:
             MaskcError: as `layout`.
@@ -144,7 +144,7 @@ class Mask:
 
         Args:
             path: *.png or *.svg.
-            n: queries; lengths at which the mask has its shape when None.
+            n: queries; long enough to show the shape of the mask when None.
             n_kv: keys; n when None.
             name: the title.
             n_heads, data: as in `show`.
@@ -176,10 +176,10 @@ class Mask:
             n_kv: keys; n when None.
             q: [n, D], [heads, n, D] or [sequences, heads, n, D], on the host; synthetic when None.
             k: as q, with n_kv rows and a number of heads that divides that of q.
-            head, sequence: the ones to show.
+            head, sequence: the head and the sequence to show.
             n_heads: query heads, as in `dense`.
             scale: of products; D ** -0.5 when None.
-            reduce: `mean` or `max` of the kept pairs of a cell, where a cell covers several.
+            reduce: `mean` or `max` over the kept pairs of a cell that covers several pairs.
             seed: of synthetic tensors.
             data: the arrays and parameters that the mask names.
 
@@ -207,27 +207,27 @@ class Mask:
         self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
         head: int | None = None, batch: int | None = None, **data: object,
     ) -> np.ndarray:  # fmt: skip
-        """The mask as booleans, True where the query sees the key.
+        """Return the mask as booleans, True where the query sees the key.
 
         Args:
             n_q: queries.
             n_kv: keys; n_q when None.
-            n_heads: query heads; needed where heads differ by `heads` or by a formula in h. Masks
-                and tables per head say themselves how many there are.
+            n_heads: query heads; needed if heads differ by `heads` or by a formula in h. Masks and
+                tables per head determine their number.
             head: show only this head; all of them when None.
             batch: show only this sequence; all of them when None.
             data: the arrays and parameters that the mask names.
 
         Returns:
-            bool [n_q, n_kv]. Where heads differ there is a dimension of heads in front, and where
-            an array has a batch dimension one of sequences before that: [batch, heads, n_q, n_kv].
-            `head` and `batch` take one index, and remove the dimension.
+            bool [n_q, n_kv]. If heads differ, there is a dimension of heads in front. If an array
+            has a batch dimension, there is one of sequences before that: [batch, heads, n_q, n_kv].
+            `head` and `batch` select one index and remove the dimension.
 
         Raises:
-            BadLength: a length is no integer, or out of range (MC306).
-            HeadsUnknown: heads differ, and nobody says how many there are (MC114).
+            BadLength: a length is not an integer, or out of range (MC306).
+            HeadsUnknown: heads differ, and their number is unknown (MC114).
             WrongHeads: `n_heads` contradicts the mask (MC125).
-            NoSuchHead: the mask or `head` speaks of a head that does not exist (MC113).
+            NoSuchHead: the mask or `head` refers to a head that does not exist (MC113).
             MaskcError: a mistake in data (MC301 to MC305).
         """
         from maskc import driver
@@ -238,11 +238,11 @@ class Mask:
         self, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None,
         head: int | None = None, batch: int | None = None, **data: object,
     ) -> int:  # fmt: skip
-        """The exact number of live pairs, as many as `dense` would show.
+        """Count the live pairs exactly: the number of True entries of `dense`.
 
-        Where heads differ the result is the sum over all heads, and where an array has a batch
-        dimension the sum over all sequences; where all share one set that set counts once. Nothing
-        of size n_q * n_kv is made.
+        If heads differ, the result is the sum over all heads, and if an array has a batch
+        dimension, the sum over all sequences. If all share one set, it counts once. Nothing of size
+        n_q * n_kv is computed.
 
         Args:
             n_q: queries.
@@ -273,13 +273,13 @@ class Mask:
         batch: int | None = None,
         **data: object,
     ) -> BlockLayout:
-        """The live tiles of one head of one sequence as block-sparse rows, exact to the tile.
+        """Return the live tiles of one head of one sequence in CSR form, exact to the tile.
 
         Args:
             n_q: queries.
             n_kv: keys; n_q when None.
             block: (queries, keys) of a tile.
-            n_heads: query heads, checked where the mask says how many there are.
+            n_heads: query heads; checked if the mask determines their number.
             head: which head; needed where heads differ.
             batch: which sequence; needed where an array has a batch dimension.
             data: the arrays and parameters that the mask names.
@@ -289,8 +289,8 @@ class Mask:
             kind uint8 [nnz] (1 partial, 2 full).
 
         Raises:
-            OneOfSeveral: heads or sequences differ, and nobody says which one (MC310).
-            BadLength: a length is no integer, or out of range (MC306).
+            OneOfSeveral: heads or sequences differ, and none is selected (MC310).
+            BadLength: a length is not an integer, or out of range (MC306).
             BadBlock: `block` is not two integers in range (MC307).
             TooManyTiles: there are more than 2^30 live tiles (MC308).
             WrongHeads: `n_heads` contradicts the mask (MC125).
@@ -312,11 +312,11 @@ class Mask:
             other: the mask to compare with; data of the same name are the same data.
 
         Returns:
-            True where that is proved, False where a pair that tells them apart was found (`mc.diff`
-            returns it), None where neither was possible.
+            True if that is proved, False if a differing pair was found (`mc.diff` returns it), None
+            if neither was possible.
 
         Raises:
-            NotAMask: `other` is no mask (MC106).
+            NotAMask: `other` is not a mask (MC106).
         """
         from maskc import questions
 
@@ -330,13 +330,13 @@ class Mask:
         Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
 
         Args:
-            other: the mask that may be greater.
+            other: the mask that should contain this one.
 
         Returns:
-            True or False where that is proved, None where it could not be decided.
+            True or False if proved, None if undecided.
 
         Raises:
-            NotAMask: `other` is no mask (MC106).
+            NotAMask: `other` is not a mask (MC106).
         """
         from maskc import questions
 
@@ -347,18 +347,18 @@ class Mask:
     def cache(
         self, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False, **data: object
     ) -> KVCache:
-        """Which keys decoding must keep, and where: a cache of constant size.
+        """Plan a KV cache of constant size for decoding: which keys to keep, and in which slots.
 
         Args:
-            queries: the most new tokens of a call.
+            queries: the largest number of new tokens in a call.
             n_heads: query heads, as in `dense`.
             ragged: whether sequences of a batch may have different lengths. The mask over slots
-                then reads which of them each sequence has written, where it else is a number.
-            data: values of the parameters that the mask names; their defaults where left out.
+                then reads, for each sequence, which slots it has written.
+            data: values of the parameters that the mask names; defaults for the others.
 
         Returns:
-            A KVCache, which says how many slots there are, which key goes where, what of them a
-            query sees, and why.
+            A KVCache: the number of slots, the slot of each key, the slots that a query sees, and
+                the proof.
 
         Raises:
             CacheUnbounded: later queries may see more keys than any number of slots holds (MC640).
@@ -419,16 +419,16 @@ class Mask:
             head_dim_v: elements per row of v; head_dim when None.
             n_heads: query heads; needed if heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
-                dtype of torch or NumPy. None serves the dtype of each call; `explain` and `warmup`
-                then use bfloat16. Sums are fp32.
+                dtype of torch or NumPy. None: taken from each call; `explain` and `warmup` then use
+                    bfloat16. Sums are fp32.
             target: one of cpu, simt, sm_80 and sm_90a; None is the best target of this machine.
                 simt runs on CUDA cores. It replaces a CUDA target without kernels for the dtype,
                 the head dimensions or the score formula; see `target` of the result.
             score: the score formula that replaces scale * q . k, from `mc.score` and similar
                 functions. Calls pass its tables and parameters by name.
-            tile: (queries, keys) of a tile of the forward pass instead of the planner's choice, on
-                the CPU of both passes; `maskc bench --tiles` times all of them.
-            stages: tiles of keys in flight in the forward pass, likewise; on Hopper alone.
+            tile: (queries, keys) of a forward tile, instead of the planner's choice; on the CPU for
+                both passes. `maskc bench --tiles` times all tiles.
+            stages: tiles of keys in flight in the forward pass, on Hopper only.
 
         Returns:
             The compiled mask, callable at all lengths.
@@ -439,10 +439,11 @@ class Mask:
             HeadDimUnsupported: the target lacks this head dimension (MC504).
             DTypeUnsupported: the target lacks this dtype (MC505).
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
-            HeadsUnknown: heads differ, and nobody says how many there are (MC114).
-            NotAScore: `score` is no score formula (MC132).
+            HeadsUnknown: heads differ, and their number is unknown (MC114).
+            NotAScore: `score` is not a score formula (MC132).
             TileUnsupported: the target has no kernel with this tile or these stages (MC490).
-            BadTile: `tile` is no pair of positive integers, or `stages` no such integer (MC491).
+            BadTile: `tile` is not a pair of positive integers, or `stages` not a positive one
+                (MC491).
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver

@@ -1,7 +1,7 @@
-"""Masks of matrices: `from_bool` of booleans, `from_block_mask` of FlexAttention's BlockMask.
+"""Masks from matrices: `from_bool` for booleans, `from_block_mask` for FlexAttention's BlockMask.
 
-Both become formulas over small captured arrays, which are data as those of any formula: another
-matrix of the same shape needs no other kernel. They hold at the lengths of the matrix only.
+Both become formulas over small captured arrays. Captured arrays are data, so another matrix of the
+same shape uses the same kernel. The masks are valid at the lengths of the matrix only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from maskc.dsl.tracer import from_mask_mod, numbered
 
 
 class DenseWarning(UserWarning):
-    """A matrix leaves so little out that dense attention would be as fast."""
+    """A matrix masks so few pairs that dense attention would be as fast."""
 
 
 _DENSE = 0.75
@@ -48,7 +48,7 @@ def _where(formula: Callable[[], Any], lengths: Lengths, at: SourceLoc | None) -
 
 
 def _element(array: np.ndarray, *indices: Traced) -> Any:
-    """array[b, h, *own]; one row of sequences or of heads is everybody's."""
+    """Read array[b, h, *indices]; a dimension of sequences or heads of size 1 broadcasts."""
     index: list[Traced] = list(indices)
     for axis, which in ((1, _H), (0, _B)):
         if array.shape[axis] == 1:
@@ -135,7 +135,7 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
 
 
 def _of_vector(given: np.ndarray) -> Any:
-    """A matrix that does not tell queries, or keys, apart."""
+    """Return the mask of a matrix with one row for all queries, or one column for all keys."""
     indices = [index for axis, index in ((2, _Q), (3, _K)) if given.shape[axis] > 1]
     gone = tuple(axis for axis in (2, 3) if given.shape[axis] == 1)
     element = _element(given.squeeze(gone), *indices) if indices or given.size > 1 else None
@@ -143,7 +143,7 @@ def _of_vector(given: np.ndarray) -> Any:
 
 
 def _runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(first key, the one after the last, whether all keys between them are kept too)."""
+    """Return the first kept key, the end of the last one, and whether all keys between are kept."""
     n_kv, count = given.shape[-1], given.sum(-1)
     low = np.where(count, given.argmax(-1), 0)
     high = np.where(count, n_kv - given[..., ::-1].argmax(-1), 0)
@@ -175,8 +175,9 @@ class _Blocks:
     lengths: tuple[int, int]
 
     def only_skips(self, rule: Mask) -> bool:
-        """Whether the lists say no more than the rule does: all of its pairs are listed, and
-        blocks without a rule have all of theirs."""
+        """Whether the lists only skip empty blocks: all pairs of the mask_mod are listed, and full
+        blocks are full in the mask_mod.
+        """
         _, held = emptied(rule)
         try:
             batch, heads = (1, 1) if held is None else held.extents
@@ -206,10 +207,10 @@ class _Blocks:
 def from_block_mask(block_mask: object) -> Mask:
     """Convert FlexAttention's BlockMask to a mask.
 
-    A pair counts where its block is listed as full, or is listed as partial and the mask_mod
-    keeps the pair. What `create_block_mask` returns is the mask of its mask_mod, at all lengths.
-    Where the lists leave something out or add something, they are captured as data, and the mask
-    holds at the lengths of the BlockMask only.
+    A pair is kept if its block is listed as full, or if the block is listed as partial and the
+    mask_mod keeps the pair. A BlockMask from `create_block_mask` becomes the mask of its mask_mod,
+    at all lengths. If the lists leave out or add pairs, they are captured as data, and the mask is
+    valid at the lengths of the BlockMask only.
 
     Args:
         block_mask: a torch.nn.attention.flex_attention.BlockMask, on any device; its lists are
@@ -249,8 +250,8 @@ def _listed(block_mask: Any) -> _Blocks:
     shape = (-(-n_q // size[0]), -(-n_kv // size[1]))
     full = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     partial = _dense(block_mask.kv_num_blocks, block_mask.kv_indices, shape)
-    also = np.zeros_like(partial) if full[0] is None else _dense(*full, shape)
-    return _Blocks(partial & ~also, also, size, (n_q, n_kv))  # type: ignore[arg-type]
+    full_blocks = np.zeros_like(partial) if full[0] is None else _dense(*full, shape)
+    return _Blocks(partial & ~full_blocks, full_blocks, size, (n_q, n_kv))  # type: ignore[arg-type]
 
 
 def _dense(counts: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:

@@ -22,7 +22,7 @@ _ELSEWHERE = {
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The name among `known` that was probably meant; None where nothing is near."""
+    """The name among `known` that was probably meant; None if nothing is near."""
     known = [name for name in known if not name.startswith("_")]
     plain = name.strip("_").lower()
     if (ours := _ELSEWHERE.get(plain)) in known:
@@ -36,8 +36,9 @@ _UNEXPECTED = re.compile(
 
 
 def raised_text(error: BaseException) -> str:
-    """The text of an error, and what was meant where a combinator was called with a keyword that it
-    does not have, or one was asked of a mask, as in `mc.causal().top_k(4)`."""
+    """Return the text of an error. Add a suggestion for a wrong keyword of a combinator, and for a
+    combinator called as a method, as in `mc.causal().top_k(4)`.
+    """
     text, ours = str(error), sys.modules["maskc"]
     if isinstance(error, TypeError) and (unexpected := _UNEXPECTED.match(text)):
         name, word = (unexpected[1] or unexpected[2]).lower(), unexpected[3]

@@ -22,7 +22,7 @@ END, START = "end", "start"
 
 @dataclass(frozen=True, repr=False)
 class Node(Mask):
-    """Base: where the user wrote it. Positions never take part in equality."""
+    """Base class of all masks. It stores the source position, which equality ignores."""
 
     loc: SourceLoc | None = field(default=None, compare=False, repr=False, kw_only=True)
 
@@ -44,16 +44,16 @@ class Node(Mask):
 
     @property
     def last_head(self) -> int:
-        """The last query head that this node itself names; -1 where it names none."""
+        """The highest query head that this node itself names; -1 if it names none."""
         return -1
 
     @property
     def least_heads(self) -> int:
-        """A number of heads that shows every set of this node itself, formulas in h aside."""
+        """A number of heads that suffices to show every set of this node, formulas in h aside."""
         return self.own_heads or self.last_head + 2
 
     def over(self, change: Callable[[Mask], Mask]) -> Self:
-        """The node over changed masks."""
+        """Return the node with other masks as children."""
         changed: dict[str, Any] = {}
         for part in fields(self):
             value = getattr(self, part.name)
@@ -111,7 +111,7 @@ class Spelling:
     args: tuple[Argument, ...] = ()
     named: tuple[tuple[str, Argument], ...] = ()
     side: str = ""
-    """A property that is read from the result, such as `rows`."""
+    """A property to read from the result, such as `rows`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +128,7 @@ class Combinator(Node, ABC):
 
     @property
     def spelling(self) -> Spelling:
-        """The class's name and its fields; trailing ones that have their defaults are left out."""
+        """The class name and the fields, without trailing fields that have their defaults."""
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
         parts = [part for part in fields(self) if part.name not in ("loc", "align")]
         while parts and getattr(self, parts[-1].name) == parts[-1].default:
@@ -241,7 +241,7 @@ class GlobalTokens(Combinator):
     """p in G or k in G; one side only for `rows` and `columns`."""
 
     ids: tuple[int, ...] | Expr
-    """The tokens of G, or how many of the first."""
+    """The tokens of G, or the number of first tokens."""
     side: str = "both"
     align: str = END
 
@@ -306,7 +306,7 @@ class BlockTable(Node):
 
     @property
     def own_heads(self) -> int | None:
-        """The first dimension of an array of three."""
+        """The size of the first dimension, if the table has three."""
         return self.decl.shape[0] if len(self.decl.shape) > 2 else None
 
 
@@ -346,7 +346,7 @@ class GlobalFlags(Node):
 
     @property
     def children(self) -> tuple[Mask, ...]:
-        """The flags of the sides that count."""
+        """The flags of the queries, of the keys, or of both."""
         sides = {"rows": self.flagged_rows, "columns": self.flagged_columns}
         return tuple(sides.values()) if self.side == "both" else (sides[self.side],)
 
@@ -369,7 +369,7 @@ class Documents(Node):
 
 @dataclass(frozen=True)
 class Positions:
-    """Places of queries and keys, as arrays that calls give; see dsl.data_atoms.positions."""
+    """Positions of queries and keys, as arrays of a call; see dsl.data_atoms.positions."""
 
     of_q: DataDecl
     of_k: DataDecl
@@ -377,7 +377,7 @@ class Positions:
 
 @dataclass(frozen=True, repr=False)
 class AtPositions(Node):
-    """A mask of positions over those that calls give, q standing at of_q[q] and k at of_k[k]."""
+    """A mask of positions, with the positions of_q[q] and of_k[k] from arrays of a call."""
 
     of: Placed
     where: Positions
@@ -407,9 +407,9 @@ class Where(Combinator):
     formula: Expr
     """Over q, k, h, n_q, n_kv and parameters."""
     tables: tuple[DataDecl, ...] = ()
-    """Arrays the formula captured, by names of its own: table0, table1, ..."""
+    """Arrays that the formula captured, named table0, table1, ..."""
     lengths: Lengths = ANY_LENGTHS
-    """The queries and keys for which the formula was made; None: as many as a call has."""
+    """The numbers of queries and keys for which the formula is valid; None: all."""
 
     @property
     def keeps(self) -> Expr:
@@ -470,17 +470,18 @@ class TopK(Node):
     q_block: int = 1
     share: str = "head"
     at: Positions | None = None
-    """Positions from which blocks count; None: they count from the first token."""
+    """Positions by which blocks are counted; None: they are counted from the first token."""
 
     @property
     def decls(self) -> tuple[DataDecl, ...]:
-        """The positions of queries, and of keys, where there are some."""
+        """The positions of queries and keys, if the node has them."""
         return () if self.at is None else (self.at.of_q, self.at.of_k)
 
     @property
     def scored_blocks(self) -> tuple[int, int]:
-        """The queries and keys of a block for which a call may give a score, besides single
-        pairs."""
+        """The queries and keys of a block that may have one score; calls may also score single
+        pairs.
+        """
         return (self.q_block, self.block) if self.at is None else (1, 1)
 
     @property
@@ -513,7 +514,7 @@ class Complement(Node):
 
 
 Placed = Causal | Window | Dilated | BlockDiagonal
-"""Masks of positions, which may be those that calls give."""
+"""Masks that depend on positions, which calls may pass."""
 OfTokens = (
     Full | Causal | Window | Dilated | Offsets | Strided | Sinks | Prefix | GlobalTokens
     | BlockDiagonal | Heads | Where
@@ -524,13 +525,12 @@ OfData = RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions
 OfMasks = Algebra | Complement | GlobalFlags | PerHead | TopK
 """Masks that are made of others."""
 AnyNode = OfTokens | OfData | OfMasks
-"""Every kind of mask: `match` over one ends with `no_case`, so that a kind without a case is a
-type error."""
+"""Every kind of mask. A `match` over it ends with `no_case`, so a missing case is a type error."""
 _KINDS = frozenset(get_args(AnyNode))
 
 
 def as_node(mask: Mask) -> AnyNode:
-    """The mask as one of all kinds.
+    """Return the mask, typed as `AnyNode`.
 
     Raises:
         TypeError: AnyNode does not list its kind; a mistake of maskc.
@@ -541,7 +541,7 @@ def as_node(mask: Mask) -> AnyNode:
 
 
 def no_case(node: Never) -> NoReturn:
-    """The end of a `match` over all kinds, as `typing.assert_never`, which would print the mask.
+    """End a `match` over all kinds, like `typing.assert_never`, but without printing the mask.
 
     Raises:
         TypeError: a kind has no case; a mistake of maskc.
@@ -550,7 +550,7 @@ def no_case(node: Never) -> NoReturn:
 
 
 def fixed_heads(mask: Mask) -> int | None:
-    """The number of heads that a mask is written for; None where any number fits.
+    """The number of heads that a mask is written for; None if any number fits.
 
     Raises:
         WrongHeads: its parts are written for several.
@@ -579,7 +579,7 @@ def selects(mask: Mask) -> bool:
 
 
 def data_of_calls(mask: Mask) -> list[DataDecl]:
-    """The arrays that calls give to a mask, each once."""
+    """The arrays that calls pass to a mask, each once."""
     decls = (decl for node in walk(mask) for decl in node.decls)
     return [decl for decl in dict.fromkeys(decls) if decl.from_caller]
 
@@ -593,9 +593,10 @@ def default_parameters(mask: Mask) -> dict[str, int]:
 
 
 def structure(value: object) -> object:
-    """A mask as nested tuples, places aside: its repr tells apart what differs in any way.
+    """Return a mask as nested tuples without source positions; different masks have different
+    reprs.
 
-    The text of a mask shows what it means; arrays without content have no more than names there.
+    The text of a mask is not enough for this: it shows only the names of arrays without content.
     """
     if isinstance(value, Node):
         parts = [structure(getattr(value, part.name)) for part in fields(value) if part.repr]

@@ -1,4 +1,4 @@
-"""Hints that say what to write instead of something that is no mask."""
+"""Hints that say what to write instead of something that is not a mask."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OTHERWISE = "masks come from maskc's combinators: mc.causal(), mc.window(256), 
 
 
 def not_a_mask(where: str, value: object, at: SourceLoc | str | None) -> NotAMask:
-    """The mistake of giving a value where a mask is expected, with a hint for its kind.
+    """Return the error for a value that is not a mask, with a hint for its kind.
 
     Args:
-        where: who expects a mask.
+        where: the function or argument that expects a mask.
         value: what was given.
         at: the place.
     """
@@ -27,7 +27,7 @@ def not_a_mask(where: str, value: object, at: SourceLoc | str | None) -> NotAMas
 
 
 def not_an_attn_mask(value: object) -> NotAnAttnMask:
-    """The mistake of giving scaled_dot_product_attention something else as attn_mask."""
+    """Return the error for a wrong attn_mask of scaled_dot_product_attention."""
     kind = type(value)
     if text := _of_library(value):
         hint = text.replace("write ", "call mc.attention with ", 1)
@@ -68,7 +68,7 @@ def _is_array(value: object) -> bool:
 
 
 def _hint(value: Any) -> str:
-    """The hint, which says what to write for this kind of value."""
+    """Return a hint that says what to write for this kind of value."""
     kind = type(value)
     is_ours = _is_ours(kind)
     if text := _of_library(value):

@@ -1,4 +1,4 @@
-"""Numbers of a call in formulas: its lengths, and those that a caller names."""
+"""Numbers of a call that formulas may use: its lengths and named parameters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ n_kv = Traced(E.N_KV)
 def param(name: str, default: int | float) -> Any:
     """A named number that may be changed at every call without recompiling.
 
-    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
-    `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
-    score formulas compute (`mc.score`); torch tensors that require grad get their gradient.
+    Use it for an integer that is data: the width of a window, a number of sinks, a limit in
+        `where`. `attn(q, k, v, name=value)` then passes another value. With a float default it is a
+        real number for score formulas (`mc.score`); torch tensors that require grad get their
+        gradient.
 
     Args:
-        name: the keyword under which calls give the value.
-        default: the value where a call gives none.
+        name: the keyword under which calls pass the value.
+        default: the value where a call passes none.
 
     Returns:
-        A formula with which masks and `where` may compute, or score formulas.
+        A formula, to be used in masks, `where` and score formulas.
 
     Raises:
-        NotAnInteger: the default is no integer (MC103).
+        NotAnInteger: the default is not an integer (MC103).
         IntegerTooWide: the default does not fit 64 bits (MC120).
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
     """
     at = caller()
     if isinstance(default, float):

@@ -88,7 +88,7 @@ def _mask(node: ast.expr) -> Mask:
 
 
 def _place(node: ast.expr) -> SourceLoc:
-    """Columns of people, who count characters and begin with 1."""
+    """Convert a column of Python's parser (bytes from 0) to characters from 1."""
     line = linecache.getline(_FILE, node.lineno).encode()
     first, last = (
         1 + len(line[:column].decode(errors="ignore"))
@@ -192,7 +192,7 @@ def _where(function: ast.Lambda, keywords: list[ast.keyword]) -> Mask:
 
 
 def _lengths(word: ast.keyword) -> Lengths:
-    """The queries and keys for which a formula was made."""
+    """Read the numbers of queries and keys for which a formula is valid."""
     try:
         n_q, n_kv = ast.literal_eval(word.value)
     except (TypeError, ValueError):
@@ -213,8 +213,9 @@ def _constant_array(word: ast.keyword) -> Captured:
 
 
 def _loaded(formula: Expr, given: dict[str, Captured]) -> tuple[Expr, tuple[DataDecl, ...]]:
-    """The formula and its arrays, numbered; dimensions before those it reads are of sequences and
-    heads, see `maskc.core.captured.Held`."""
+    """Return the formula and its numbered arrays. Dimensions before the ones it reads are sequences
+    and heads, see `maskc.core.captured.Held`.
+    """
     ranks: dict[str, int] = {}
     for node in E.walk(formula):
         if not isinstance(node, E.Load):

@@ -33,12 +33,12 @@ from maskc.dsl.traced import Traced
 P = ParamSpec("P")
 """The parameters of a decorated function."""
 Kind = type | UnionType
-"""The type of a parameter; a union where it takes one value or several, as in int | tuple."""
+"""The type of a parameter; a union for one value or several, as in int | tuple."""
 
 
 @dataclass(frozen=True)
 class Pattern(Generic[P]):
-    """A named function from parameters to a mask; `@mc.pattern` makes one.
+    """A named function that returns a mask for its parameters; `@mc.pattern` creates one.
 
     Call it like the function to get the mask.
     """
@@ -58,7 +58,7 @@ class Pattern(Generic[P]):
         """Return the mask for these parameter values; the others keep their defaults.
 
         Args:
-            placed: values in the order of the function's parameters, of the annotated types.
+            placed: positional values, of the annotated types.
             values: values by parameter name.
 
         Returns:
@@ -85,7 +85,7 @@ class Pattern(Generic[P]):
         return mask
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say that the mask, which a call gives, has what a pattern has not."""
+        """Raise an error that says to call the pattern first: attributes belong to the mask."""
         hint = "" if name.startswith("__") or not hasattr(Mask, name) else (
             f"; call it to get its mask: {self.name}().{name}"
         )  # fmt: skip
@@ -98,10 +98,10 @@ class Pattern(Generic[P]):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A pattern is pickled as its place, like a function.
+        """Pickle a pattern by its module and name, like a function.
 
         Raises:
-            NotPicklable: it stands neither at the top level of a module nor in a pattern file.
+            NotPicklable: it is neither at the top level of a module nor in a pattern file.
         """
         module, name = self.function.__module__, self.function.__qualname__
         if module == FILE:
@@ -128,13 +128,13 @@ class Pattern(Generic[P]):
         return call(**self.read(settings))
 
     def read(self, settings: Mapping[str, str]) -> dict[str, object]:
-        """Convert texts to values by the parameters' types; raises as `with_text` does.
+        """Convert texts to values by the types of the parameters; raises the errors of `with_text`.
 
         Args:
             settings: texts by parameter name.
 
         Returns:
-            The values by name; texts of unknown names as they are.
+            The values by name; texts of unknown names are unchanged.
         """
         kinds = {name: kind for name, kind, _ in self.parameters}
         return {
@@ -144,7 +144,7 @@ class Pattern(Generic[P]):
 
 
 FILE = "maskc_pattern_file"
-"""The name of a pattern file as a module, which no import finds."""
+"""The module name of a pattern file; no import can find it."""
 
 
 def _from_file(path: str, name: str) -> Pattern[...] | Mask:
@@ -159,7 +159,7 @@ def _from_module(module: str, name: str) -> Pattern[...]:
 
 
 def pattern(function: Callable[P, Mask]) -> Pattern[P]:
-    """Make a pattern of a function whose parameters all have defaults.
+    """Make a pattern from a function in which every parameter has a default.
 
     Args:
         function: takes keywords and returns a mask. Its name names the generated module, and its
@@ -198,7 +198,7 @@ _noted: ContextVar[list[Pattern[...]] | None] = ContextVar("maskc_patterns", def
 
 
 def noting_patterns() -> AbstractContextManager[list[Pattern[...]]]:
-    """A list to which every pattern is added that is made meanwhile."""
+    """Yield a list that collects the patterns created during the `with` block."""
     return during(_noted, [])
 
 
@@ -206,11 +206,10 @@ _LONGEST = 40
 
 
 def check_pattern_name(name: object, at: SourceLoc | str | None) -> None:
-    """Refuse what cannot name a generated module and its files.
+    """Raise an error if a name cannot name a generated module and its files.
 
     Raises:
-        BadPatternName: it is no identifier, a keyword, too long, or one that Python would spell
-            differently.
+        BadPatternName: it is a keyword, too long, not an identifier, or one that Python normalises.
     """
     good = (
         isinstance(name, str) and name.isidentifier() and len(name) <= _LONGEST
@@ -224,12 +223,12 @@ _KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple": tuple}
 
 
 def kind_name(kind: Kind) -> str:
-    """The type of a parameter as annotations write it."""
+    """Return the type of a parameter as text, as in an annotation."""
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _kind(hint: object, default: object) -> Kind:
-    """The type that an annotation stands for, of its text or of itself."""
+    """Return the type of an annotation, which may be text."""
     text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
     names = [part.partition("[")[0].strip() for part in text.split("|")]
     if not all(name in _KINDS for name in names):
@@ -266,7 +265,7 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _value(kind: type, text: str) -> object:
-    """The value of a type that a text stands for; ValueError or KeyError where it has none."""
+    """Convert a text to a value of a type; raises ValueError or KeyError if it is not one."""
     if kind is bool:
         return _TRUTH[text.lower()]
     if kind is tuple:

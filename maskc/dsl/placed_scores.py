@@ -1,8 +1,9 @@
-"""Parts of a score formula that depend on places alone and that no formula says.
+"""Parts of a score formula that depend on indices only and cannot be traced: read from tables.
 
-As in masks (`tabled`), such a part is computed for the lengths of a call and read from a table,
-here of any of b, h, q and k. Formulas know an entry of the table; the numbers are made when a call
-has lengths, and anew when somebody has written into what the part reads.
+As in masks (`tabled`), such a part is computed for the lengths of a call and read from a table.
+Here the table may have any of the dimensions b, h, q and k. A formula refers to an entry of the
+table. The numbers are computed for the lengths of a call, and again after a write to a tensor that
+the part reads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _AT_ONCE = 1 << 22
 
 
 class ScoreTables(ComputedTables):
-    """Tables that parts of one score formula became."""
+    """The tables that replace parts of one score formula."""
 
     symbols = ("b", "h", "q", "k")
     together = True
@@ -38,7 +39,7 @@ class ScoreTables(ComputedTables):
         self.computed: list[PlacesOfScore] = []
 
     def entry(self, places: Places, sample: Any) -> Any:
-        """The formula of a table's entry; None where the value has dimensions."""
+        """The formula of a table's entry; None if the value has dimensions."""
         if sample.ndim:
             return None
         if sample.is_complex() or any(x.requires_grad for x in places.tensors):
@@ -50,7 +51,7 @@ class ScoreTables(ComputedTables):
         return Value(read_entry(table, "float32" if table.real else integer, index))
 
     def expr_of(self, value: Any) -> Any:
-        """The formula of a traced value; None where it is none."""
+        """Return the formula of a traced value; None if it is not traced."""
         if type(value) is Value:
             return value.node
         if type(value) is Parameter:
@@ -58,10 +59,10 @@ class ScoreTables(ComputedTables):
         return value.expr if type(value) is Traced else None
 
     def check(self, expr: Any) -> set[str]:
-        """The symbols of a formula.
+        """Check which symbols a formula depends on.
 
         Raises:
-            ScoreNotTraceable: it depends on the score, on lengths, or on what calls give.
+            ScoreNotTraceable: it depends on the score, on lengths, or on arguments of a call.
         """
         result = set()
         for part in E.walk(expr):
@@ -145,11 +146,11 @@ class PlacesOfScore(PlaceTable, Evaluated):
     sequences = heads = 1
 
     def __init__(self, places: Places, real: bool, at: SourceLoc | None) -> None:
-        """Compute nothing yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
             places: the part.
-            real: whether it is a real number, and no integer or condition.
+            real: whether it is a real number instead of an integer or a condition.
             at: the line of the part.
         """
         Evaluated.__init__(self, places.tensors, at)
@@ -157,7 +158,7 @@ class PlacesOfScore(PlaceTable, Evaluated):
 
     @property
     def pairs(self) -> bool:
-        """Whether queries and keys decide it together."""
+        """Whether it depends on both the query and the key."""
         return {"q", "k"} <= set(self.places.symbols)
 
     def __copy__(self) -> PlacesOfScore:
@@ -167,7 +168,7 @@ class PlacesOfScore(PlaceTable, Evaluated):
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to leave the process: a trace made what it runs.
+        """Raise an error: the traced function exists in this process only.
 
         Raises:
             ScoreNeedsLengths: always (MC650).
@@ -175,12 +176,14 @@ class PlacesOfScore(PlaceTable, Evaluated):
         raise ScoreNeedsLengths("it cannot leave the process that made it", at=self.at)
 
     def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> np.ndarray:
-        """The numbers for a call, fp32 or int32, which nobody may write into."""
+        """Return the numbers for a call, read-only, in fp32 or int32."""
         result: np.ndarray = self.arrays(batch, heads, n_q, n_kv)[0]
         return result
 
     def kept(self, array: np.ndarray) -> np.ndarray:
-        """The array, as calls read it; DataRange where an integer leaves 32 bits (MC305)."""
+        """Return the array as calls read it; raises DataRange if an integer exceeds 32 bits
+        (MC305).
+        """
         if not self.real:
             return Captured(array, self.at).array
         array.flags.writeable = False
@@ -192,7 +195,7 @@ class PlacesOfScore(PlaceTable, Evaluated):
         return tuple(sizes[name] for name in self.places.symbols)
 
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
-        """The numbers of all places.
+        """Compute all entries.
 
         Raises:
             NotEvaluated: the part raised (MC651).

@@ -1,4 +1,4 @@
-"""Masks as text: the same text that builds them."""
+"""Print masks as text that builds them again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_ENTRIES = 64
 
 
 def print_short(mask: Mask) -> str:
-    """The text of `print_mask`, with no more than names of large captured arrays."""
+    """Return the text of `print_mask`, with large captured arrays shown by name only."""
     if _entries(mask) <= _MOST_ENTRIES:
         return print_mask(mask)
     from maskc.dsl.slots import emptied
@@ -126,6 +126,6 @@ def _where(formula: Expr, tables: tuple[DataDecl, ...], lengths: Lengths) -> str
 
 
 def _values(decl: DataDecl) -> str:
-    if isinstance(decl.values, Computed):  # lengths decide, and no text says it
+    if isinstance(decl.values, Computed):  # depends on lengths, so it has no text
         return "..."
     return str(decl.array.tolist())

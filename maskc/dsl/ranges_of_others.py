@@ -1,7 +1,7 @@
-"""Masks that other libraries say by ranges: FlashMask by rows of each key, MagiAttention by slices.
+"""Masks that other libraries describe by ranges: FlashMask per key, MagiAttention by slices.
 
-Ranges become arrays that a formula reads. They are data: a mask of other ranges of the same shape
-builds nothing again, and lists of tiles are made where the arrays lie.
+Ranges become arrays that a formula reads. They are data: a mask with other ranges of the same shape
+    uses the same kernels, and tile lists are built on the device that holds the arrays.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ FULL, CAUSAL, INVERSE_CAUSAL, BOTH_CAUSAL = range(4)
 def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
     """Return the mask of PaddlePaddle's FlashMask: for each key, ranges of queries that miss it.
 
-    `causal=True` keeps k <= q by index, and takes one number or two: a key is hidden from rows
-    [start, n_q), or [start, end). `causal=False` takes two or four: a key is hidden from rows
-    [start, n_q) and [0, end), or from [start, end) and [start2, end2).
+    With `causal=True`, k <= q is kept by index, and each key has one or two numbers: it is hidden
+    from rows [start, n_q), or [start, end). With `causal=False` each key has two or four numbers:
+    it is hidden from rows [start, n_q) and [0, end), or from [start, end) and [start2, end2).
 
     Args:
         startend_row_indices: integers [B or 1, heads or 1, n_kv, numbers]; a NumPy array, or a
-            torch tensor on the device of q. What it holds when a call is made counts.
+            torch tensor on the device of q. Each call reads the current content.
         causal: as of `paddle.nn.functional.flashmask_attention`.
 
     Returns:
         The mask. Its heads are query heads; repeat the rows of key/value heads.
 
     Raises:
-        BadRanges: another shape, or no integers (MC664).
+        BadRanges: the shape is wrong, or the values are not integers (MC664).
         BatchUsed: see from_mask_mod.
 
     References:
@@ -71,15 +71,13 @@ def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
 
 
 def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None = None) -> Mask:
-    """Return the mask of MagiAttention's slices: each keeps pairs of a range of queries and one of
-    keys.
+    """Return the mask of MagiAttention's slices: each keeps pairs of a query range and a key range.
 
-    Types are 0 full, 1 causal (the last query meets the last key), 2 inverse causal (the first ones
-    meet, and later keys are seen), 3 both. A pair of several slices counts once.
+    Types are 0 full, 1 causal (the last query is aligned with the last key), 2 inverse causal (the
+    first ones are aligned, and a query sees later keys), 3 both. Slices may overlap.
 
-    The ranges are read on the host, once. They become runs of keys for each query: 1, 2 or 4 for
-    all. Slices that touch or overlap are one run. Ranges with the same of these numbers build
-    nothing again.
+    The ranges are read on the host, once. They become runs of keys, with 1, 2 or 4 runs for every
+    query. Slices that touch or overlap form one run. Masks with equally many runs share kernels.
 
     Args:
         q_ranges, k_ranges: integers [slices, 2]: first, and past the last.
@@ -87,7 +85,7 @@ def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None =
         n_q: queries of the calls; None: up to the end of the last range.
 
     Returns:
-        The mask, for calls with n_q queries; others see nothing of it.
+        The mask, for calls with n_q queries.
 
     Raises:
         BadRanges: other shapes, no integers, a range that ends before it begins, an unknown type,
@@ -129,7 +127,9 @@ def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None =
 
 
 def _intervals(of_q: np.ndarray, of_k: np.ndarray, kinds: np.ndarray, n_q: int) -> np.ndarray:
-    """First and past-last keys of each query's runs, int32 [2 * runs, n_q]; runs do not touch."""
+    """Return the first key and the end of each run of a query, int32 [2 * runs, n_q]; runs do not
+    touch.
+    """
     count = np.zeros(n_q, int)
     for start, stop in of_q.tolist():
         count[start:stop] += 1
@@ -168,7 +168,7 @@ def _intervals(of_q: np.ndarray, of_k: np.ndarray, kinds: np.ndarray, n_q: int) 
 
 
 def _watched(x: Any) -> Any:
-    """An array as a traced function sees it: tensors need nothing, NumPy's are of another class."""
+    """Return an array that traced values can index; NumPy arrays are wrapped, tensors are not."""
     return x.view(WatchedArray) if isinstance(x, np.ndarray) else x
 
 
@@ -189,7 +189,7 @@ def _integers(x: Any, name: str) -> Any:
 
 
 def _on_host(x: Any, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Integers of a shape, None for any length.
+    """Check integers of a shape, in which None allows any length.
 
     Raises:
         BadRanges: others.

@@ -1,9 +1,8 @@
-"""Copies of a user's functions in which min, max, type and NumPy's arrays are replaced by traced
-ones.
+"""Copy a user's functions, with min, max, type and NumPy arrays replaced by traced versions.
 
-torch needs no copies: its calls are seen as they happen. Indexing a NumPy array, and calling a
-    builtin, bypass traced values. Both are replaced wherever a function may find them: among its
-    globals, its closure, its defaults, in containers and in the attributes of objects.
+torch needs no copies, because its calls can be intercepted. Indexing a NumPy array and calling a
+    builtin bypass traced values. Both are replaced in all places where a function may find them:
+    globals, closure, defaults, containers and attributes of objects.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from maskc.dsl.traced import Traced, traced_max, traced_min
 from maskc.dsl.watching import users
 
 _LARGEST = 4096
-"""Items of a container that are looked through; longer ones hold numbers."""
+"""Containers with more items than this are not searched: they hold numbers."""
 
 
 def _type(*args: Any, **named: Any) -> Any:
@@ -64,7 +63,7 @@ class Rebinder:
 
         Args:
             watched: the class that arrays of NumPy and JAX, of any shape, become.
-            builtins_of: what stands in for builtins, by name.
+            builtins_of: replacements of builtins, by name.
         """
         self._done: dict[int, tuple[object, Any]] = {}  # originals stay alive: ids are unique
         self._watched = watched
@@ -105,7 +104,7 @@ class Rebinder:
         return copy
 
     def value(self, value: Any) -> Any:
-        """A captured value as the traced function should see it."""
+        """Return the replacement of a captured value."""
         kind = type(value)
         if kind in (int, float, str, bool, bytes, type(None), Traced):
             return value
@@ -185,7 +184,7 @@ def _is_number(value: object) -> bool:
 
 
 class _Listed(list[Any]):
-    """Numbers in a list that traced values may index, as `[4, 9][b]`."""
+    """A list of numbers that traced values may index, as in `[4, 9][b]`."""
 
     def __init__(self, watched: type[np.ndarray], values: Any) -> None:
         super().__init__(values)
@@ -204,7 +203,7 @@ def _matters(value: object) -> bool:
 
 
 class _Names:
-    """A module or a class whose names are looked up as the traced function should see them."""
+    """A module or a class that returns replacements for its attributes."""
 
     def __init__(self, rebinder: Rebinder, original: Any) -> None:
         self._rebinder, self._original = rebinder, original
@@ -217,7 +216,7 @@ class _Names:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Global names the code and the functions nested in it may read."""
+    """Return the global names that a code object and its nested functions may read."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,8 +1,8 @@
-"""Whether a score formula is smooth enough.
+"""Check that a score formula is smooth enough for gradients.
 
-A derivative by the score must be finite wherever a pair has a weight; what a formula makes of
-places and tables alone is the user's own matter. Of log that is enough: log(0) is -inf, a pair
-without weight, whose gradient is 0.
+The derivative by the score must be finite for every pair with a weight. Parts that depend only on
+    indices and tables are not checked. log is allowed at 0: log(0) is -inf, so the pair has no
+    weight and its gradient is 0.
 """
 
 from __future__ import annotations

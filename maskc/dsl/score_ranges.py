@@ -1,8 +1,8 @@
 """Ranges of the values that score formulas may have, by interval arithmetic.
 
-q, k, h and b count tokens, heads and sequences; tables and parameters may hold anything. A part may
-be given: then many of its ranges are followed at once, which keeps apart what a sum of ranges
-mixes, as in x * sigmoid(x).
+q, k, h and b count tokens, heads and sequences; tables and parameters may have any value. Ranges of
+a part may be given. Splitting such a range into many small ones gives tighter results if the part
+occurs several times, as in x * sigmoid(x).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from maskc.core.score import of_whole
 Array = Any
 """float64, one number for each range that is followed."""
 _TINY = 5e-324
-"""The least positive number: the end of a range that is open at 0."""
+"""The smallest positive number: the end of a range that excludes 0."""
 _REACH = 64.0
-"""The largest score, either way, for which something is proved by parts."""
+"""The largest absolute score up to which ranges are split."""
 _CELLS = 1 << 13
 
 
@@ -41,10 +41,10 @@ _ALL = _span(-np.inf, np.inf)
 
 
 def is_at_least(node: S.Real, least: float, strictly: bool = False) -> bool:
-    """Whether a formula is proved to be at least so much for scores from -64 to 64, or to be more.
+    """Whether a formula is proved to be at least `least` (or above it) for scores from -64 to 64.
 
-    What is inside of a table or a sum of positions may have any value; so may everything, where the
-    formula's own range is enough.
+    Tables and sums of positions may have any value. If the plain range of the formula suffices,
+    scores may have any value too.
     """
 
     def holds(span: ScoreSpan) -> bool:
@@ -58,7 +58,7 @@ def is_at_least(node: S.Real, least: float, strictly: bool = False) -> bool:
 
 
 def _carriers(node: S.Real) -> Iterator[S.Real]:
-    """Proper parts on which alone the formula depends."""
+    """Yield proper parts such that the formula depends on nothing else."""
     for part in dict.fromkeys(E.walk(node)):
         if isinstance(part, S.Real) and part != node and _varies(part):
             rest = E.transform(node, {part: S.Number(0.0)}.get)
@@ -71,7 +71,7 @@ def _varies(node: Term) -> bool:
 
 
 class Ranges:
-    """Ranges where those of some parts are given."""
+    """Computes ranges of formulas from known ranges of some parts."""
 
     def __init__(self, known: Mapping[Term, ScoreSpan]) -> None:
         """Arrays of `known` have one number for each range that is followed."""

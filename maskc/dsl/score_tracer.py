@@ -50,7 +50,7 @@ _OF_SCORE_MOD = tuple("sbhqk")
 
 
 class EvaluatedScoreWarning(UserWarning):
-    """A part of a score_mod cannot be followed: it is evaluated for the lengths of each call."""
+    """A part of a score_mod cannot be traced: it is evaluated for the lengths of each call."""
 
 
 class ScoreMaskWarning(UserWarning):
@@ -59,12 +59,14 @@ class ScoreMaskWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A score formula; `mc.score` makes it, `mask.compile(score=...)` takes it."""
+    """A score formula: created by `mc.score`, passed to `mask.compile(score=...)`."""
 
     inputs: S.Inputs
     """The formula over slots called table0, table1, ..., and what belongs to these."""
     mask: Mask | None = None
-    """The pairs that the formula leaves a weight, where it hides some: compiled masks join it."""
+    """The mask of the pairs that keep a weight, if the formula hides some. Compiling intersects it
+    with the mask.
+    """
 
     @property
     def formula(self) -> S.Formula:
@@ -77,7 +79,7 @@ class Score:
 
 
 def score(function: Callable[..., object]) -> Score:
-    """A score formula: what softmax sees in place of s = scale * q . k.
+    """Make a score formula, which replaces s = scale * q . k before the softmax.
 
     Args:
         function: takes s, then any of q, k, h and b in this order: the query, the key, the head and
@@ -87,13 +89,13 @@ def score(function: Callable[..., object]) -> Score:
             arrays of its own, indexed by such formulas. Integers divide by // and %.
 
     Returns:
-        The formula, to be given to `mask.compile(score=...)` or `mc.attention(score=...)`.
+        The formula, for `mask.compile(score=...)` or `mc.attention(score=...)`.
 
     Raises:
-        ScoreNotTraceable: it does something that cannot be followed, such as `if` (MC129).
+        ScoreNotTraceable: it does something that cannot be traced, such as `if` (MC129).
         ScoreDerivative: its derivative by s may be infinite (MC130).
-        ScoreHidesPairs: it hides pairs in a way that no mask says (MC131).
-        ArgumentOrder: the names of its arguments contradict their places (MC121).
+        ScoreHidesPairs: it hides pairs by a condition that no mask can express (MC131).
+        ArgumentOrder: the names of its arguments contradict their positions (MC121).
 
     Warns:
         ScoreMaskWarning: it hides pairs: `where(k <= q, s, -inf)` became a mask.
@@ -104,15 +106,15 @@ def score(function: Callable[..., object]) -> Score:
 def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> Score:
     """Convert a FlexAttention score_mod(score, b, h, q_idx, kv_idx) to a score formula.
 
-    It follows the rules of `mc.score`. Tensors that the function holds become tables; where they
-    require grad they get their gradient.
+    The rules of `mc.score` apply. Tensors that the function captures become tables, and get a
+    gradient if they require one.
 
-    A part that depends on b, h, q and k alone and cannot be followed, such as
-    `torch.bucketize(q - k, steps)`, is evaluated for the lengths of each call into a table.
+    If a part depends on b, h, q and k only and cannot be traced, such as `torch.bucketize(q - k,
+    steps)`, it is evaluated for the lengths of each call and read from a table.
 
     Args:
         score_mod: the function.
-        exact: refuse what cannot be followed.
+        exact: raise an error if a part cannot be traced.
 
     Returns:
         The score formula.
@@ -121,7 +123,7 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
         MaskcError: as `mc.score`.
 
     Warns:
-        EvaluatedScoreWarning: a part became a table of queries and keys.
+        EvaluatedScoreWarning: a part is read from a table with an entry for each query and key.
     """
     at = caller()
     try:
@@ -134,19 +136,19 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
 
 
 def table(name: str, *, integer: bool = False) -> NamedTable:
-    """A table that calls give by name, for score formulas.
+    """Declare a table for score formulas, which calls pass by name.
 
     Args:
-        name: the keyword under which calls give it: an array of up to four dimensions on the device
-            of q. Indices below 0 count from the end, as in NumPy; a dimension of one entry is
-            shared by all. An index outside gives NaN.
-        integer: whether it holds integers, for indices and conditions; others hold real numbers.
+        name: the keyword under which calls pass it: an array of up to four dimensions on the device
+            of q. Indices below 0 count from the end, as in NumPy; a dimension of size 1 broadcasts.
+            An index out of range gives NaN.
+        integer: True for integers, to be used in indices and conditions; False for real numbers.
 
     Returns:
-        What formulas index: `mc.table("bias")[h, q - k]`.
+        A table that formulas index: `mc.table("bias")[h, q - k]`.
 
     Raises:
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+        ReservedName: the name is a keyword of calls, or not an identifier (MC111).
     """
     return NamedTable(check_name(name, caller()), integer)
 
@@ -178,7 +180,7 @@ def as_score(given: object) -> Score:
 def _with_tables(
     score_mod: Callable[..., object], at: SourceLoc | None, refused: ScoreNotTraceable
 ) -> Score | None:
-    """The formula, where tables of places are enough to follow it."""
+    """Trace the formula again, with parts that cannot be traced read from tables."""
     with collecting() as registry:
         tables = ScoreTables(registry)
         try:
@@ -246,7 +248,7 @@ def _traced(
 
 
 def _without_params(node: S.Real, registry: ScoreRegistry) -> S.Real:
-    """Integer parameters as what calls give, like everything else that is no constant."""
+    """Return the formula with integer parameters as arguments of a call, like all other data."""
 
     def change(part: Any) -> Any:
         if isinstance(part, E.Param):

@@ -1,7 +1,7 @@
 """Values inside a traced score formula: real numbers, integers and conditions.
 
 They stand for s, q, k, h and b while the user's function runs once, and remember how they were
-computed. What Python would have to decide about them is refused with the user's line.
+computed. An operation for which Python needs their value raises an error with the user's line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_POWER = 8
 
 
 def refuse(finding: str, hint: str = _OTHERS) -> NoReturn:
-    """Say what cannot be followed, at the user's line.
+    """Raise an error that says what cannot be traced, at the user's line.
 
     Raises:
         ScoreNotTraceable: always (MC129).
@@ -73,7 +73,7 @@ class ScoreRegistry:
         self.defaults[given.name] = given.default
 
     def capture(self, array: Any) -> str:
-        """The name of an array that the function holds."""
+        """Return the name of a captured array."""
         name = self._known.get(id(array))
         if name is None:
             name = self._known[id(array)] = f"captured{len(self._known)}"
@@ -100,7 +100,7 @@ def _collected() -> ScoreRegistry:
 
 
 def lift(value: Any) -> Term:
-    """The formula of anything that may stand in one."""
+    """Return the formula of a traced value, a number or an array entry."""
     if type(value) is Parameter:
         if _registry.get() is None:
             value.outside()
@@ -195,7 +195,7 @@ _PLAIN: dict[str, Callable[..., float]] = {
 
 
 def apply(function: str, *values: Any) -> Value:
-    """A function of real numbers; of literals it is computed at once."""
+    """Apply a function to real numbers; it is computed at once for literals."""
     args = tuple(map(real, values))
     known = [arg.value for arg in args if isinstance(arg, S.Number)]
     if len(known) == len(args) and function in _PLAIN:
@@ -291,7 +291,7 @@ _BITS = 31
 
 
 def _common(one: Expr, two: Expr) -> Expr:
-    """The bits that both integers have: of a literal by residues, else one by one."""
+    """Return the common bits of two integers: by residues for a literal, otherwise bit by bit."""
     for value, literal in ((one, E.as_const(two)), (two, E.as_const(one))):
         if literal is not None:
             return masked(value, literal)
@@ -357,7 +357,7 @@ class Value(Followed):
 
     __slots__ = ("node",)
     of_score = True
-    """Marker that integers of masks check before they accept another operand."""
+    """Marker by which integers of masks recognise values of a score formula."""
     _called = staticmethod(call)
     _refused = staticmethod(refuse)
 
@@ -561,7 +561,7 @@ ScoreRows.__getitem__ = or_tabled(  # type: ignore[method-assign]
 
 
 def read_array(array: Any, index: list[Expr]) -> Term:
-    """An entry of an array that the function holds."""
+    """Read an entry of a captured array."""
     kind = str(array.dtype).rpartition(".")[2]
     integer = kind.startswith(("int", "uint", "bool"))
     if not integer and not kind.startswith(("float", "bfloat")):
@@ -574,7 +574,7 @@ def read_array(array: Any, index: list[Expr]) -> Term:
 
 
 def read_entry(array: Any, kind: str, index: list[Expr]) -> Term:
-    """An entry of a table that is known by itself.
+    """Read an entry of a named table.
 
     Args:
         kind: the name of its dtype.
@@ -589,7 +589,7 @@ def read_entry(array: Any, kind: str, index: list[Expr]) -> Term:
 
 
 class NamedTable:
-    """A table that calls give by name, as `mc.table` makes it."""
+    """A table that calls pass by name, as `mc.table` makes it."""
 
     __slots__ = ("_integer", "_name")
     of_score = True
@@ -613,7 +613,7 @@ class NamedTable:
 
 
 class Parameter(Value):
-    """A real number that calls may give by name, as `mc.param` makes it of a float."""
+    """A real number that calls may pass by name, from `mc.param` with a float."""
 
     __slots__ = ("default", "name")
 
@@ -622,7 +622,7 @@ class Parameter(Value):
         self.name, self.default = name, default
 
     def outside(self) -> NoReturn:
-        """Refuse it where there is no score formula, as in a mask."""
+        """Raise an error if it is used outside of a score formula, as in a mask."""
         finding = f"{self.name!r} is a real number, and masks compute with integers"
         refuse(finding, f"write mc.param({self.name!r}, 2), or use it inside of mc.score")
 
@@ -649,7 +649,7 @@ def read(array: Any, index: Any) -> Any:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether torch hands a call over because of this argument."""
+    """Whether this argument makes torch dispatch the call to the tracer."""
     return among(value, (Value, Parameter, ScoreRows, Traced, Opaque))
 
 

@@ -1,4 +1,4 @@
-"""Takes captured arrays out of a mask, which is planned without them; calls bring their content.
+"""Take captured arrays out of a mask, so that it is planned without their content.
 
 Masks that differ only in the content of captured arrays become the same mask here, so they share
 a plan and its kernels.
@@ -21,7 +21,7 @@ from maskc.dsl.mask import Mask
 
 
 def emptied(mask: Mask) -> tuple[Mask, Held | None]:
-    """The mask over arrays without content, and the content; None where it captures nothing."""
+    """The mask over arrays without content, and the content; None if it captures nothing."""
     if not getattr(mask, "captures", False):
         return mask, None
     known = vars(mask).get("_emptied")
@@ -32,7 +32,7 @@ def emptied(mask: Mask) -> tuple[Mask, Held | None]:
 
 
 def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
-    """Empty several masks at once; equal arrays have one name in all of them."""
+    """Take arrays out of several masks at once; equal arrays have one name in all of them."""
     slots = _Slots(masks)
     inner = tuple(map(slots.mask, masks))
     held = Held(tuple(slots.tables), tuple(slots.readings)) if slots.tables else None
@@ -42,7 +42,7 @@ def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
 def with_captured(
     mask: Mask, data: Mapping[str, object], n_heads: int | None, n_q: int, n_kv: int
 ) -> tuple[Mask, dict[str, object]]:
-    """The mask over arrays without content, and the data of a question with the content."""
+    """Return the mask over arrays without content, and the data with that content added."""
     inner, held = emptied(mask)
     return inner, with_held(data, held, n_heads, n_q, n_kv)
 
@@ -50,14 +50,14 @@ def with_captured(
 def with_held(
     data: Mapping[str, object], held: Held | None, n_heads: int | None, n_q: int, n_kv: int
 ) -> dict[str, object]:
-    """The data of a question, with the content of captured arrays."""
+    """Return data with the content of captured arrays added."""
     if held is None:
         return dict(data)
     return {**data, HELD: held.of_question(n_heads, n_q, n_kv)}
 
 
 def at_lengths(mask: Mask, n_q: int, n_kv: int, n_heads: int | None) -> Mask:
-    """The mask with arrays that lengths decide as they are at these; others as they are."""
+    """Return the mask with its length-dependent arrays evaluated at these lengths."""
     _, held = emptied(mask)
     if held is None or not held.computed:
         return mask
@@ -129,7 +129,7 @@ def _candidates(number: int) -> Iterator[str]:
 
 
 def _names(mask: Mask) -> Iterator[str]:
-    """Names that a call gives, or that another part of the mask derives."""
+    """Return names of arguments of a call, and names that another part of the mask uses."""
     for node in N.walk(mask):
         if not isinstance(node, N.Where):
             for decl in node.decls:
@@ -142,7 +142,7 @@ def _names(mask: Mask) -> Iterator[str]:
 
 
 def as_read(raw: Expr, shapes: dict[str, tuple[int, ...]]) -> Expr:
-    """The formula as kernels read it: no index below 0, at most two of them.
+    """Return the formula in the form that kernels read: at most two indices, none below 0.
 
     Args:
         shapes: of the arrays, without sequences and heads.
@@ -178,6 +178,6 @@ def within(index: Expr, size: int) -> Expr:
 
 
 def _shape(decl: DataDecl) -> tuple[int, ...]:
-    """The shape of a captured array, which is not read for it."""
+    """Return the shape of a captured array without evaluating it."""
     values = decl.values
     return values.shape if isinstance(values, Captured) else decl.array.shape

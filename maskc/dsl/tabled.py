@@ -1,9 +1,9 @@
-"""Values of places that no formula says: data, computed for the lengths of a call.
+"""Values that depend on an index and cannot be traced: tables, computed for the lengths of a call.
 
-In masks, whatever torch can compute of q, or of k, is evaluated for all queries or keys and read
-from a table: bits of two integers (Morton order), roots that are rounded, sums over a row of an
-array. Values that are no integer or condition without dimensions are `Opaque` until they become
-one. Formulas of the score have tables of several places, see `placed_scores`.
+In masks, anything that torch can compute from q alone, or from k alone, is evaluated for all
+    queries or keys and read from a table: bits of two integers (Morton order), rounded roots, sums
+    over a row of an array. Intermediate values, such as tensors with dimensions or real numbers,
+    are `Opaque`. Score formulas have tables over several indices, see `placed_scores`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from maskc.core.source import caller
 from maskc.dsl.followed import Followed, TableRows, attribute, during
 
 Run = Callable[[Any], Any]
-"""A tensor of places, by a dictionary of tensors without dimensions that stand for symbols. It also
-keeps the value of each function that ran, as formulas read most values several times."""
+"""Computes a tensor from a dictionary of 0-dimensional tensors, one for each symbol. The dictionary
+also caches the value of each function, because formulas read most values several times.
+"""
 REFUSED = (NotTraceable, ScoreNotTraceable)
 _allowed: ContextVar[ComputedTables | None] = ContextVar("maskc_tabled", default=None)
 
 
 class ComputedTables(Evaluator):
-    """Tables that parts of one formula became."""
+    """The tables that replace parts of one formula."""
 
     symbols: tuple[str, ...]
     """Symbols that values may depend on."""
@@ -40,15 +41,15 @@ class ComputedTables(Evaluator):
 
     @abstractmethod
     def entry(self, places: Places, sample: Any) -> Any:
-        """The formula of a table's entry; None where a value cannot be one."""
+        """The formula of a table's entry; None if a value cannot be one."""
 
     @abstractmethod
     def expr_of(self, value: Any) -> Any:
-        """The formula of a traced value; None where it is none."""
+        """The formula of a traced value; None if it is none."""
 
     @abstractmethod
     def check(self, expr: Any) -> set[str]:
-        """The symbols of a formula.
+        """Check which symbols a formula depends on.
 
         Raises:
             MaskcError: it depends on something else.
@@ -75,7 +76,7 @@ Tables = TypeVar("Tables", bound=ComputedTables)
 
 
 class Places(NamedTuple):
-    """Computation of a value from places."""
+    """A computation of a value from indices."""
 
     symbols: tuple[str, ...]
     run: Run
@@ -88,10 +89,10 @@ class Places(NamedTuple):
         return next((str(x.device) for x in self.tensors if x.device.type != "cpu"), "cpu")
 
     def over(self, *places: Any) -> Any:
-        """Values at vectors of places, one dimension for arg symbol in front.
+        """Return the values at vectors of indices, with one dimension for each symbol.
 
         Args:
-            places: int64 vectors on the device, one for arg symbol.
+            places: int64 vectors on the device, one for each symbol.
         """
         torch, count = torch_of(), len(self.symbols)
 
@@ -247,7 +248,7 @@ def _opaque(library: str, function: Any, args: Any, named: Mapping[str, Any]) ->
 
 
 class Opaque(Followed):
-    """A value of places that is no entry of a table, such as a tensor with dimensions."""
+    """A value of places that is not an entry of a table, such as a tensor with dimensions."""
 
     __slots__ = ("_places", "_sample")
     _called = staticmethod(_opaque)

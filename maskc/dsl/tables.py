@@ -2,7 +2,7 @@
 
 An array may have any rank and be read in steps, `table[b][q]` as well as `table[b, q]`. Plain
 integers and slices select a part of it at once. A dimension that `b` or `h` indexes becomes the
-dimension of sequences or heads that data of a call have, too.
+dimension of sequences or heads that data of a call have too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Registry:
         return self._known[mark][0]
 
     def array_of(self, name: str) -> tuple[Any, int] | None:
-        """An array by its name, and how many indices a formula gives; None where there is none."""
+        """An array by its name, and how many indices a formula gives; None if there is none."""
         array = self.tables.get(name)
         if array is None or not isinstance(array.values, Captured):
             return None
@@ -236,7 +236,7 @@ class IndexTables(ComputedTables):
         """The tables by their names in the formula."""
 
     def entry(self, places: Places, sample: Any) -> Any:
-        """The formula of a table's entry; None where a value cannot be one."""
+        """The formula of a table's entry; None if a value cannot be one."""
         whole = not (sample.is_floating_point() or sample.is_complex())
         if sample.ndim or not whole:
             return None
@@ -246,11 +246,11 @@ class IndexTables(ComputedTables):
         return Traced(E.ne(load, E.ZERO) if sample.dtype is torch_of().bool else load)
 
     def expr_of(self, value: Any) -> Any:
-        """The formula of a traced value; None where it is none."""
+        """The formula of a traced value; None if it is none."""
         return value.expr if type(value) is Traced else None
 
     def check(self, expr: Any) -> set[str]:
-        """The symbols of a formula.
+        """Check which symbols a formula depends on.
 
         Raises:
             NotTraceable: it depends on something else.

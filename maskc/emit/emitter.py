@@ -1,7 +1,7 @@
-"""A plan becomes a bundle: source text from a template, and the recipes that go with it.
+"""Turn a plan into a bundle: source text from a template, and the recipes that belong to it.
 
-Does not decide anything: tile, threads and memory come from the plan. The same plan gives the same
-bytes, whatever the hash seed.
+Nothing is decided here: tile, threads and memory come from the plan. Equal plans give equal bytes,
+    independent of Python's hash seed.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
 
 
 def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle:
-    """The bundle of one mask for one target, with the sources that go along.
+    """Return the bundle of one mask for one target, with all of its sources.
 
-    `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
+    `name` never reaches a source. `part`: the part of a mask that the plan is for; None: all of it.
     """
     bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.alternatives)], "")
     parts = (
@@ -89,7 +89,7 @@ def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle
 
 
 def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
-    """Calls give what either of them reads."""
+    """Add the chooser to a bundle: calls pass the data of both."""
     data = {(decl.name, decl.arrays): decl for decl in (*bundle.data, *chooser.data)}
     params = {**dict(chooser.params), **dict(bundle.params)}
     return replace(
@@ -102,10 +102,10 @@ def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
 
 
 def of_all_targets(bundles: Sequence[Bundle], report: str) -> Bundle:
-    """The bundle of a generated module: those of one mask for several targets.
+    """Combine the bundles of one mask for several targets into that of a generated module.
 
-    The first one says what the mask is. Those that find chosen keys by thresholds have other
-    formulas of it, and become siblings, with all that have the same.
+    The first one defines the mask. Bundles that find chosen keys by thresholds have other formulas
+    and become siblings, together with all bundles with equal formulas.
     """
     groups: list[list[Bundle]] = []
     for bundle in bundles:
@@ -120,7 +120,7 @@ def of_all_targets(bundles: Sequence[Bundle], report: str) -> Bundle:
 
 
 def _formulas_of(bundle: Bundle) -> object:
-    """Equal for bundles that differ in their sources alone; None where no thresholds are found."""
+    """Equal for bundles that differ in their sources alone; None if no thresholds are found."""
     if bundle.chooser is None:
         return None
     variants = tuple(replace(variant, recipes=(), axes=()) for variant in bundle.variants)
@@ -298,7 +298,7 @@ def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
 
 
 def granule(page_size: int, tile_k: int) -> int:
-    """Keys that lie in one page wherever a tile of keys begins."""
+    """Return the number of keys that share a page wherever a tile of keys begins."""
     return gcd(page_size, tile_k)
 
 
@@ -311,7 +311,8 @@ def _of_granules(maps: tuple[TensorMap, ...], rows: int) -> Iterator[TensorMap]:
 
 
 def _directions(plan: KernelPlan) -> tuple[Direction, ...]:
-    """The passes of a source: those of the target, or its own where each has one."""
+    """Return the passes of a source: all of the target, or one if each pass has a separate
+    source."""
     one = family_of(plan.target).one_source or plan.target.directions == (Direction.forward,)
     return plan.target.directions if one else (plan.direction,)
 
@@ -424,7 +425,7 @@ def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape
 
 
 def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
-    """The selection that intervals ask for: one formula's alone."""
+    """Return the selection that intervals depend on: only for a single formula."""
     mask = plan.masks[0]
     asked = [interval.chosen for interval in mask.intervals or ()]
     if plan.boxes is not None or asked.count(None) == len(asked):

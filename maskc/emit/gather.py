@@ -55,7 +55,7 @@ class GatherSpec(ListsSpec):
     allowed_spans: tuple[tuple[str, str], ...] | None
     """First and past-last key of each interval that a query may choose from; None: no such few."""
     beside_spans: tuple[tuple[str, str], ...]
-    """The interval of what the mask may keep besides; empty where that is nothing."""
+    """The interval of what the mask may keep besides; empty if that is nothing."""
     indexed: tuple[tuple[G.Indexing, int], ...]
     """Ways to compute an indexer's scores, and slabs of queries in flight."""
     score_threads: int
@@ -119,7 +119,7 @@ def _text(ir: MaskIR, formula: Formula) -> PartText:
 
 
 def _beside_spans(formula: Formula) -> tuple[tuple[str, str], ...]:
-    """None where there is nothing."""
+    """None if there is nothing."""
     return () if formula.lifted.shape == E.NEVER else _spans(formula) or ()
 
 

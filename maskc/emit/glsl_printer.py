@@ -1,9 +1,9 @@
 """Formulas as GLSL ES 3.00: the predicate of a mask in the fragment shader of the explorer.
 
-GLSL computes in 32 bits and wraps, so a text is right only where `Shader.bound` says that nothing
-on the way to the answer leaves them; who draws asks first. Division of numbers below 0 is undefined
-in GLSL: `floor_div` and `floor_mod` divide numbers from 0 on alone. No name that a user wrote
-stands in the text.
+GLSL computes in 32 bits and wraps. A text is therefore only valid if `Shader.bound` shows that no
+intermediate value exceeds 32 bits; callers check this first. Division of negative numbers is
+undefined in GLSL, so `floor_div` and `floor_mod` only divide numbers >= 0. The text contains no
+name written by a user.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Shader:
 
 
 def shader(keep: Expr) -> Shader | None:
-    """The shader of a formula over q and k; None where it spells a number of more than 32 bits.
+    """The shader of a formula over q and k; None if it spells a number of more than 32 bits.
 
     Args:
         keep: a condition over q, k, lengths, parameters and arrays.

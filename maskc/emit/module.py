@@ -25,7 +25,7 @@ class _Keyword:
 
     name: str
     default: str
-    """The default as Python; empty where calls must give the keyword."""
+    """The default as Python; empty if calls must give the keyword."""
     about: str
     """The mask's lines in a docstring."""
 
@@ -107,7 +107,7 @@ def _of_this_library(bundle: Bundle, texts: Mapping[str, str]) -> Bundle:
 
 
 def _inlined(bundle: Bundle) -> Bundle:
-    """The bundle with sources that stand alone."""
+    """Return the bundle with all includes of its sources inlined."""
     units = tuple(replace(unit, text=unit.source, origins=()) for unit in bundle.units)
     return replace(bundle, units=units).with_inner(_inlined)
 

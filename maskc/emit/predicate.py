@@ -77,7 +77,7 @@ def range_text(row: RowRange) -> tuple[str, str, str, str]:
 
 
 def bounds_text(span: TileRange, nothing: str) -> tuple[str, str]:
-    """C text of the first and past-last index; the latter is `nothing` where there are none."""
+    """Return C text of the first index and of the end; the end is `nothing` for an empty range."""
     return _ends(span, CPrinter(()), nothing)
 
 
@@ -109,7 +109,8 @@ def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> Data
 
 
 def reach_of_data(data: DataIntervals) -> Iterator[Expr]:
-    """Bounds on everything that is computed of these ends, beyond what the mask's formula does."""
+    """Return bounds on the values computed from these ends, in addition to those of the mask's
+    formula."""
     tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K, RUN: E.ZERO}
     for interval in data.intervals:
         ends = (

@@ -119,7 +119,7 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
         return None if value is None else self.number(float(value))
 
     def _own(self, node: Any) -> str:
-        """A part with integers of their own width, inside of one that may have another."""
+        """Print a part with its own integer width, inside a part that may have another width."""
         before, self._wide = self._wide, False
         try:
             return self(node)

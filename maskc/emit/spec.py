@@ -48,7 +48,7 @@ class Shape:
     """The range of rows per tile column, over tj; for backward passes."""
     key_bounds: tuple[tuple[str, str], ...] | None = None
     """C expressions over ti (a query), n_q, n_kv, m: first and past-last key of each interval
-    that its keys are the union of; None where they are no union of a few intervals."""
+    that its keys are the union of; None if they are no union of a few intervals."""
     query_bounds: tuple[tuple[str, str], ...] | None = None
     """The first and past-last query of each interval of a key, over tj."""
     always_kept: tuple[PredicateLine, ...] = ()
@@ -65,7 +65,7 @@ class PartRows:
     tokens: str
     """The policy: common/lib/tokens_*.cuh and cpu/lib/tokens_*.h of that name."""
     place: int
-    """Where the arguments of arrays say more of them: behind those of the arrays themselves."""
+    """Offset of further arguments of arrays, after the arguments of the arrays themselves."""
     list: int = 0
     """A list's place among the data arrays."""
     of_queries: bool = False
@@ -120,7 +120,7 @@ class MaskSide:
     """The variable of a row, in bounds of its columns."""
     column: str
     count: str
-    """The number of intervals of a column, and of all columns, where data tell."""
+    """The number of intervals of a column, and of all columns, bounded by data."""
     bounds: str
     always_kept: str
     """Fields of `Shape`."""
@@ -229,7 +229,7 @@ class ScoreText:
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `q_minus_k`."""
     shift: str
-    """The term that depends on the distance and is added to s; empty if there is none."""
+    """The term that is added to s and depends on the distance; empty if there is none."""
     cap: tuple[str, str] | None
     """(height, rate), where the logit is height * tanh(rate * s)."""
     pair: PairText | None
@@ -270,9 +270,9 @@ class KernelSpec:
     selections: tuple[Lists, ...] = ()
     """Run-time selections among the data arrays."""
     cells: Cells | None = None
-    """The selection that intervals ask for (sm_90a), if any does."""
+    """The selection that intervals depend on (sm_90a), if any."""
     by_query: DataRows | None = None
-    """The keys of a query where data tell, if these are intervals."""
+    """The keys of a query bounded by data, if they are intervals."""
     by_key: DataRows | None = None
     """The queries of a key, likewise."""
     distances: bool = False
@@ -281,11 +281,11 @@ class KernelSpec:
     """Ids of queries and of keys among the data arrays, where tiles of keys begin with documents,
     see maskc/layout/tiles/document_tiles.py. One more array follows these: where documents end."""
     key_run: int = 1
-    """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
+    """Length of aligned runs of keys that the mask treats alike: one test serves a run."""
     query_run: int = 1
     """Likewise for queries."""
     boxes: BoxText | None = None
-    """The boxes, where tiles are boxes of a grid: partial ones come as bits by coordinates."""
+    """The boxes, if tiles are boxes of a grid: partial tiles are masked by bits per coordinate."""
     gathered: bool = False
     """Whether keys are gathered, so that no pair of a tile is dead (sm_90a)."""
     thresholds: bool = False
@@ -309,7 +309,7 @@ class KernelSpec:
     dropout: bool = False
     """Whether weights are dropped."""
     page_size: int = 0
-    """Keys of a page where keys lie in pages (sm_90a); 0: one after another."""
+    """Keys of a page, for paged keys (sm_90a); 0: keys are contiguous."""
     granule: int = 0
     """Keys of a tile that lie in one page for certain."""
     converts: bool = False
@@ -455,7 +455,7 @@ class KernelSpec:
 
     @property
     def data_sides(self) -> tuple[MaskSide, ...]:
-        """From where rows come as data tell."""
+        """Sides on which rows are bounded by data."""
         return tuple(s for s in self.mask_sides if getattr(self, s.data) is not None)
 
     @property
@@ -510,8 +510,8 @@ class KernelSpec:
 
     @property
     def mask_sides(self) -> tuple[MaskSide, ...]:
-        """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
-        one and the other."""
+        """Sides from which a pass evaluates the mask: rows are queries, keys, or both in two
+        launches."""
         if not self.backward:
             return (BY_QUERY,)
         both = self.target.name != "sm_90a" or getattr(self.schedule, "row_bytes", 0) > 0
@@ -519,18 +519,18 @@ class KernelSpec:
 
     @property
     def tests_pairs(self) -> bool:
-        """Whether the predicate decides in partial tiles (sm_90a); by documents only where a tile
-        has several."""
+        """Whether partial tiles use the predicate (sm_90a); with documents only tiles of several
+        documents do."""
         return self.tests_keys if self.backward else self.tests_queries
 
     @property
     def tests_queries(self) -> bool:
-        """Whether it decides where rows are queries."""
+        """Whether they use it if rows are queries."""
         return self._tests(self.by_query)
 
     @property
     def tests_keys(self) -> bool:
-        """Whether it decides where rows are keys."""
+        """Whether they use it if rows are keys."""
         return self._tests(self.by_key)
 
     def _tests(self, data: DataRows | None) -> bool:
@@ -604,7 +604,7 @@ class TileText:
     must: str
     """Expressions over these."""
     static_part: bool
-    """Whether they are about data alone: the static lists tell the rest."""
+    """Whether the formulas only contain terms with data: static lists cover the rest."""
 
 
 class SegmentPlaces(NamedTuple):
@@ -632,7 +632,7 @@ class DataListsSpec(ListsSpec):
     has_pairs: bool
     """Whether a formula reads an array with an entry per pair."""
     segments: SegmentPlaces | None = None
-    """None where tiles of keys always begin where tile columns do."""
+    """None if tiles of keys always begin where tile columns do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Bounds of a formula on a tile as C or CUDA text: prints the walk of `maskc.core.tile_bounds`.
 
-Every operation becomes a line of its own, equal lines once. Numbers are of 64 bits, whatever the
-attention kernel needs: bounds are never larger than what a formula may reach.
+Every operation becomes a line; equal lines are printed once. Numbers have 64 bits, independent of
+the attention kernel: bounds never exceed the possible values of the formula.
 """
 
 from __future__ import annotations

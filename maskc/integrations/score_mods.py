@@ -6,7 +6,7 @@ written, with their gradients. What comes back is read as
 
     factor * score, or cap * tanh(factor * score),  plus  slope[h] * (k - q) or -slope[h] * |q - k|
 
-and a constant. Anything else is no option of a call, but a score formula.
+and a constant. Anything else is not an option of a call, but a score formula.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maskc.core.tensors import torch_of
 
 
 class NoOption(Exception):
-    """A score_mod is no option of a call."""
+    """A score_mod is not an option of a call."""
 
 
 class Distance(NamedTuple):
@@ -276,7 +276,7 @@ def per_head(value: Any, query: Any) -> Any:
 
 
 def aux_output(lse: Any) -> Any:
-    """torch's AuxOutput; lse is None where it was not asked for."""
+    """torch's AuxOutput; lse is None if it was not asked for."""
     from torch.nn.attention.flex_attention import AuxOutput
 
     return AuxOutput(lse=lse)

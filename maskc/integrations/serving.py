@@ -112,7 +112,7 @@ class StepTables(NamedTuple):
 class ServedStep:
     """The plans of one step: one for each kind of layer, made when its first layer runs.
 
-    CUDA graphs keep a step, and `update` gives it the tables of the next one in place.
+    CUDA graphs reuse a step; `update` writes the tables of the next step in place.
     """
 
     def __init__(self, tables: StepTables) -> None:

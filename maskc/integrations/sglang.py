@@ -172,7 +172,7 @@ class SglangBackend(AttentionBackend):
 
         Args:
             q: [tokens, heads * D].
-            k, v: [tokens, heads, D]; None where another layer has written them.
+            k, v: [tokens, heads, D]; None if another layer has written them.
             layer: SGLang's RadixAttention.
             batch: SGLang's ForwardBatch.
             save: whether to write k and v.

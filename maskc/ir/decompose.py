@@ -31,13 +31,13 @@ _OPERATIONS = 150_000
 """isl's budget for one of the few long questions."""
 
 _MOST = 48
-"""Conjunctions of a mask up to which they are told apart."""
+"""Limit on the conjunctions of a mask for making them disjoint."""
 
 _MOST_FLOORS = 6
 """The most of these conjunctions that may contain blocks or residues."""
 
 _FEW = 8
-"""Conjunctions of a mask up to which it is asked whether it is of one kind."""
+"""Limit on the conjunctions of a mask for testing whether the whole mask is of one kind."""
 
 
 def decompose(ir: MaskIR) -> MaskIR:
@@ -86,7 +86,7 @@ def _rank(kind: PieceKind, detail: Detail | None, keep: Expr) -> _Place:
 
 
 def _certain(keep: Expr) -> Expr:
-    """The part of a mask that it keeps whatever its data say."""
+    """Return the part of a mask that it keeps for all data."""
     return simplify(E.assume_reads(keep, False)) if E.arrays(keep) else keep
 
 
@@ -108,7 +108,8 @@ class _Part:
 
 
 def _exact(keep: Expr) -> list[Piece]:
-    """The pieces of a mask without data; one of kind `set` where isl's budget is too small."""
+    """Return the pieces of a mask without data; a single one of kind `set` if isl's budget is too
+    small."""
     if keep == E.NEVER:
         return []
     try:
@@ -253,7 +254,7 @@ class _Decomposer:
         return [_Part(pairs, f, *kind_of(pairs, self.space)) for pairs, f in conjuncts]
 
     def _gathered(self, parts: list[_Part]) -> list[_Part]:
-        """Join columns of the same queries, likewise rows, and whatever has no kind."""
+        """Join columns of the same queries, rows of the same keys, and pieces without a kind."""
         return _joined(sorted(parts, key=lambda part: part.place), self._both)
 
     def _both(self, left: _Part, right: _Part) -> _Part | None:
@@ -277,7 +278,7 @@ def _disjoint(parts: list[isl.BasicSet]) -> bool:
 def _check(keep: Expr, pieces: list[Piece]) -> None:
     """Check that pieces are disjoint and complete, where isl's budget suffices.
 
-    What data decide is disjoint by construction: each alternative without those before it.
+    Pieces with data are disjoint by construction: each is an alternative without the earlier ones.
 
     Raises:
         DecompositionBroken: the pieces overlap, or their union is not the mask.

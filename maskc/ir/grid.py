@@ -42,7 +42,7 @@ class _Span:
 
 @lru_cache(maxsize=1 << 10)
 def grid_mask(keep: Expr) -> GridMask | None:
-    """The mask as a product over two or three axes; None where the formula does not show one.
+    """The mask as a product over two or three axes; None if the formula does not show one.
 
     Neighbouring axes beyond the third count as one.
     """
@@ -101,7 +101,7 @@ def _spans(node: Expr) -> Iterator[_Span]:
 
 
 def _extent(spans: list[_Span]) -> _Span | None:
-    """The span from the finest to the coarsest of several; None where there are none."""
+    """The span from the finest to the coarsest of several; None if there are none."""
     if not spans:
         return None
     highs = [span.high for span in spans if span.high is not None]
@@ -126,7 +126,7 @@ def _cuts(terms: list[_Span | None]) -> list[int]:
 
 
 def _over_coordinates(keep: Expr, low: int, high: int | None, period: int) -> Expr | None:
-    """The formula over coordinates of an axis; None where it reads others."""
+    """The formula over coordinates of an axis; None if it reads others."""
     sound = True
 
     def coordinate(node: Expr) -> Expr | None:

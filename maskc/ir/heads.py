@@ -9,11 +9,11 @@ from maskc.dsl.nodes import walk
 from maskc.ir.lower import differs_by_head
 
 HEADS = 8
-"""Query heads where a formula computes with the head's number and nobody said how many."""
+"""Query heads assumed for formulas that use the head index, if their number is unknown."""
 
 
 def written_heads(mask: Mask) -> int | None:
-    """Query heads that the mask names, or HEADS where it only computes with them; None where heads
+    """Query heads that the mask names, or HEADS where it only computes with them; None if heads
     do not differ.
 
     Raises:
@@ -30,7 +30,7 @@ def head_count(mask: Mask) -> int:
 
 
 def heads_of(mask: Mask, n_heads: int | None = None) -> int | None:
-    """The number of query heads: as it is asked for, or else as the mask is written.
+    """Return the number of query heads: the requested one, or the one that the mask is written for.
 
     Raises:
         WrongHeads: it is written for another number, or for several.

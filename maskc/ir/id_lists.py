@@ -1,8 +1,8 @@
-"""Long lists of ids: data to isl, although a formula spells them.
+"""Long lists of ids in a formula: hidden from isl as if they were data.
 
-A set with hundreds of scattered ids has as many pieces for isl, and twice as many outside. What is
-asked about a mask takes such a list for something that data decide: it stands as a read of an array
-that the ids themselves name, and comes back in the answer.
+For isl, a set with hundreds of scattered ids has as many pieces, and its complement twice as many.
+Questions about a mask therefore replace such a list by a read of an array, named by the ids. The
+answer gets the list back.
 """
 
 from __future__ import annotations

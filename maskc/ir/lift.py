@@ -35,8 +35,8 @@ class Lifted:
     sources: tuple[tuple[Expr, Expr], ...]
     """(comparison of `shape`, the comparison of the mask it stands for)."""
     rests: tuple[Expr | None, ...] = ()
-    """For each argument, a bound on |what it is added to| in the one comparison that it belongs to;
-    None where it stands elsewhere, so that its value always counts."""
+    """For each argument that occurs in one comparison only, a bound on the absolute value of the
+    other terms; None for other arguments."""
     counts: frozenset[str] = frozenset()
     """The arguments that are never negative."""
     lists: tuple[IdList, ...] = ()

@@ -1,13 +1,13 @@
-"""Few keys that many queries see, and few queries that see many keys, as parts of their own.
+"""Split off a few keys that many queries see, and a few queries that see many keys.
 
-Where such tokens are scattered, nearly every tile holds one of them. With the rows of the listed
-keys packed into a few dense tiles, a mask F(listed) is
+If such tokens are scattered, nearly every tile contains one. The rows of listed tokens are
+therefore packed into a few dense tiles. A mask F(listed) then has three parts:
 
 - F(no) for all queries and keys,
-- for the listed keys what F(yes) has more than F(no), and
-- for listed queries F(yes) whole, which replaces what the others say of these.
+- for the listed keys the pairs of F(yes) without F(no), and - for the listed queries all of F(yes),
+which replaces the results of the other parts.
 
-The first two share no pair, and the third has rows of its own.
+The first two are disjoint, and the third has separate rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LENGTH = 4096
 
 
 def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
-    """The mask without its lists, then the listed keys, then the listed queries; empty where the
+    """The mask without its lists, then the listed keys, then the listed queries; empty if the
     mask has no such lists, is nothing without them, or reads other data."""
     flags = {decl.arrays[0] for decl in ir.data if decl.kind is DataKind.flags}
     if ir.selections or len(flags) < len(ir.data):
@@ -53,8 +53,8 @@ def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
 
 
 def _list_of(keep: Expr, side: str, flags: set[str]) -> Expr | None:
-    """The one comparison that tells whether a token of this side is listed; None where there is
-    none, or several, or where the mask keeps less of a listed token."""
+    """Return the comparison for "a token of this side is listed"; None if there is not exactly one,
+    or if the mask keeps fewer pairs of listed tokens."""
     atoms = {node for node in E.walk(keep) if _tells(node, side, flags)}
     nodes = {node for node in atoms if _is_listed(node)}
     if len(nodes) != 1 or len(atoms) != 1:

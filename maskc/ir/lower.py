@@ -25,10 +25,10 @@ from maskc.ir.types import MaskIR, Origin, segment
 
 
 def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> MaskIR:
-    """The mask of one query head as a formula.
+    """Lower the mask of one query head to a formula.
 
     Args:
-        head: which head; None where heads do not differ.
+        head: which head; None if heads do not differ.
         n_heads: how many there are, for checking.
 
     Raises:

@@ -164,7 +164,7 @@ def _vectors(term: Expr) -> tuple[list[str], list[str]]:
 
 
 def _name(kind: DataKind, tables: tuple[str, ...]) -> str:
-    """A name that no caller can give, and no other atom has."""
+    """Return a name that no caller can use and no other atom has."""
     return ".".join((*dict.fromkeys(tables), kind.value))
 
 

@@ -40,11 +40,11 @@ class _Distances:
     def meets(self, other: _Distances) -> bool:
         """Whether the two may share a distance."""
         common = gcd(self.stride, other.stride)
-        apart = self.high < other.low or other.high < self.low
-        return not apart and (self.rest - other.rest) % common == 0
+        disjoint = self.high < other.low or other.high < self.low
+        return not disjoint and (self.rest - other.rest) % common == 0
 
     def without(self, other: _Distances) -> list[_Distances] | None:
-        """The distances without another's; None where the rest is no union of intervals."""
+        """The distances without another's; None if the rest is not a union of intervals."""
         if not self.meets(other):
             return [self]
         if self.stride % other.stride:
@@ -116,7 +116,7 @@ def _between(value: Expr, low: int, high: int) -> Expr:
 
 
 def nested(keep: Expr) -> Nested | None:
-    """The formula as such a union of many residues; None where it is anything else."""
+    """The formula as such a union of many residues; None if it is anything else."""
     terms = keep.terms if isinstance(keep, E.Any) else ()
     if len(terms) <= MANY:
         return None
@@ -162,7 +162,7 @@ def _distances(term: Expr, distance: Expr) -> _Distances | None:
 
 
 def _apart(terms: Iterable[_Distances]) -> tuple[tuple[_Distances, ...], ...] | None:
-    """Each term without those before it; None where the rest is no union of intervals."""
+    """Each term without those before it; None if the rest is not a union of intervals."""
     before: list[_Distances] = []
     groups: list[tuple[_Distances, ...]] = []
     for term in terms:

@@ -1,4 +1,4 @@
-"""Pieces that data decide: the alternatives of a formula, told apart by the arrays they read."""
+"""Pieces that depend on data: the alternatives of a formula, grouped by the arrays they read."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def simplified(keep: Expr) -> Expr:
 
     It is simplified twice where alternatives inside a conjunction may have become one.
     """
-    once = simplify(keep)
-    return simplify(once) if any(isinstance(node, E.Any) for node in E.walk(keep)) else once
+    simplified_once = simplify(keep)
+    return (
+        simplify(simplified_once)
+        if any(isinstance(node, E.Any) for node in E.walk(keep))
+        else simplified_once
+    )
 
 
 def _alternatives(keep: Expr) -> list[Expr]:

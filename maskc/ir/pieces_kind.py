@@ -26,11 +26,12 @@ _NONE: _Kind = (PieceKind.set, None)
 def kind_of(
     pairs: isl.Set, space: Space, of: tuple[PieceKind, isl.Set] | None = None, whole: bool = False
 ) -> _Kind:
-    """The first kind, in the order below, that is true of the pairs; `set` where that is hard.
+    """Return the first kind in the order below that the pairs have; `set` if the tests are too
+    hard.
 
     Args:
         of: the kind and the pairs of what others leave these of.
-        whole: these are several conjunctions, rarely one lattice: do not ask for that.
+        whole: the pairs are several conjunctions, which rarely form a lattice: skip that test.
     """
     return (
         space.ask(lambda: _crossing(pairs, space, of), None)

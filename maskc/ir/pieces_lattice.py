@@ -99,9 +99,9 @@ def _groupings(pairs: isl.Set, stride: int, space: Space) -> Iterator[_Grouping]
         keys = E.add(_spread(stride, T_K, b), J if width > 1 else E.ZERO)
         yield _Grouping(stride, None, b, None, width, 1, T_Q, keys, False)
     for from_end, p in _POSITIONS:
-        apart = _residues(pairs, f"{p} - k", stride, space)
-        if apart:
-            r, width = apart
+        of_distance = _residues(pairs, f"{p} - k", stride, space)
+        if of_distance:
+            r, width = of_distance
             position = E.add(_spread(stride, T_Q, r), C, J if width > 1 else E.ZERO)
             keys = E.add(_spread(stride, T_K, 0), C)
             yield _Grouping(stride, None, None, r, width, stride, position, keys, from_end)

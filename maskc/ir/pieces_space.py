@@ -28,7 +28,7 @@ _OPERATIONS = 60_000
 """isl's budget for one question: about .06 s."""
 
 _PATIENCE = 3
-"""Questions that may be too hard before no more are asked."""
+"""Number of questions that may fail by budget before later ones are skipped."""
 
 _Answer = TypeVar("_Answer")
 
@@ -48,7 +48,7 @@ class Space:
         self._patience = _PATIENCE
 
     def ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """The answer, or `otherwise` where it is too hard or too many questions were."""
+        """Return the answer, or `otherwise` if it is too hard or too many questions were."""
         if not self._patience:
             return otherwise
         try:
@@ -105,17 +105,17 @@ class Space:
         if points.is_empty():
             return True
         points = self._by_default(points)
-        apart = isl.Map.from_domain_and_range(points, points).deltas()
-        apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-        return apart.is_empty() or greatest(apart, 0).is_int()
+        deltas = isl.Map.from_domain_and_range(points, points).deltas()
+        deltas = deltas.project_out(_PARAM, 0, deltas.dim(_PARAM))
+        return deltas.is_empty() or greatest(deltas, 0).is_int()
 
     def near_diagonal(self, pairs: isl.Set) -> bool:
         """Whether q - k, or position - k, is bounded, whatever the lengths."""
         hull = self._by_default(pairs)
         for offset in ("n_kv - n_q", "0"):
-            apart = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
-            apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
-            if apart.is_empty() or (greatest(apart, 0).is_int() and least(apart, 0).is_int()):
+            deltas = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
+            deltas = deltas.project_out(_PARAM, 0, deltas.dim(_PARAM))
+            if deltas.is_empty() or (greatest(deltas, 0).is_int() and least(deltas, 0).is_int()):
                 return True
         return False
 

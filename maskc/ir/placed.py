@@ -1,7 +1,7 @@
-"""A mask read in the positions of sequences that bring their own lengths.
+"""Masks in the positions of sequences with their own lengths.
 
-A batch has one number of queries and one of keys. Sequences of other lengths say by arrays where
-their queries stand and how many keys they have; the mask becomes a formula over these.
+A batch has one number of queries and one of keys. For sequences of different lengths, arrays hold
+the positions of queries and the numbers of keys, and the mask becomes a formula over these arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class TokenArray:
-    """An array that the formula reads, made of one that a call gives with an entry per token."""
+    """An array that the formula reads, made of one that a call passes with an entry per token."""
 
     name: str
     decl: DataDecl

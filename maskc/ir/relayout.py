@@ -1,6 +1,6 @@
 """Pieces whose pairs stay inside residue classes, as plainer masks over the tokens of a class.
 
-Let p = q + n_kv - n_q be a query's position. Where every distance p - k is a multiple of s, and
+Let p = q + n_kv - n_q be a query's position. If every distance p - k is a multiple of s, and
 decides alone which pairs are kept, tokens regrouped by residue of their position modulo s meet
 their own class only: with p = s * u + c and k = s * t + c, the pairs of class c are those of one
 mask over u - t. A class is a strided view, and its last query meets its last key again: the mask
@@ -80,9 +80,9 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
     """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
     They come in ascending order of their stride, and those over the keys of one residue come last.
-    A piece is regrouped by the largest stride that divides all its distances, if it is proved that
-    nothing else decides; pieces that read data never are. Where a mask uses q - k instead of
-    distances, that holds only at lengths whose difference the stride divides. A mask without such
+    A piece is regrouped by the largest stride that divides all its distances, if it provably
+    depends on distances only. Pieces that read data are never regrouped. If a mask uses q - k
+    instead of distances, the stride must divide the difference of the lengths. A mask without such
     pieces is one part, `ir` itself.
 
     Args:
@@ -234,12 +234,12 @@ def _regrouped(pieces: tuple[Piece, ...], choose: Choose) -> Iterator[_Group]:
     for base in sorted(set(chosen.values()) - {1}):
         mine = [stride for stride in by_stride if chosen[stride] == base]
         group = line.joined([one for stride in mine for one in by_stride[stride]], base)
-        apart = (line.joined(by_stride[stride], stride) for stride in mine)
-        yield from filter(None, [group] if group else apart)
+        single_groups = (line.joined(by_stride[stride], stride) for stride in mine)
+        yield from filter(None, [group] if group else single_groups)
 
 
 def _may_shift(piece: Piece) -> bool:
-    """Whether nothing says at once that a piece knows more than distances."""
+    """Whether a quick test does not rule out that a piece depends on distances only."""
     match piece.detail:
         case Lattice(difference=difference):
             return difference is not None
@@ -286,8 +286,8 @@ class _Line:
         self.counts = self.line.set(E.conj(*(E.ge(E.Param(n, 0), E.ZERO) for n in names)))
 
     def _kept(self, keep: Expr) -> isl.Set:
-        """The distances that the formula keeps, if nothing but they decide: what it says of the
-        first key or the first query, at the least lengths that have the distance."""
+        """Return the distances that the formula keeps, assuming that it depends on nothing else:
+        evaluated for the first key or query, at the smallest lengths with that distance."""
         beyond, before = E.add(_D, E.const(1)), E.sub(E.const(1), _D)
         ahead: dict[Expr, Expr] = {E.Q: _D, E.K: E.ZERO, E.N_Q: beyond, E.N_KV: beyond}
         behind: dict[Expr, Expr] = {
@@ -332,7 +332,7 @@ class _Line:
     def joined(self, classes: list[_Found], stride: int) -> _Group | None:
         """Disjoint pieces as one group of a stride that divides all theirs.
 
-        The result is None where their distances cannot be read as a formula, or where one piece
+        The result is None if their distances cannot be read as a formula, or where one piece
         holds at aligned lengths of a larger stride only.
         """
         if any(one.aligned and one.stride != stride for one in classes):
@@ -361,7 +361,7 @@ class _Line:
     def extent(self, pieces: list[_Found]) -> int | None:
         """The smallest and the largest d of pieces of one stride, at the parameters' defaults.
 
-        The result is None where there is no largest one.
+        The result is None if there is no largest one.
         """
         near = self._united(pieces, pieces[0].stride)
         for name, value in self.defaults.items():

@@ -1,5 +1,5 @@
-"""Points at which a formula is looked at before isl is asked: one that contradicts saves a question
-that takes milliseconds."""
+"""Sample points of a formula. A counterexample among them saves a question to isl, which takes
+milliseconds."""
 
 from __future__ import annotations
 

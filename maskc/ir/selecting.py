@@ -17,7 +17,7 @@ def table_of(selection: Selection) -> DataDecl:
 
 
 def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
-    """The tensors that a call gives for it."""
+    """The tensors that a call passes for it."""
     return tuple(DataDecl(name, DataKind.scoring, ()) for name in SCORING[selection.score])
 
 
@@ -38,7 +38,7 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
 
 
 def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
-    """The place where the user wrote a selection; None where only another selection reads it."""
+    """The place where the user wrote a selection; None if only another selection reads it."""
     places = (origin.loc for atom, origin in ir.origins if selection.name in E.arrays(atom))
     return next(places, None)
 

@@ -1,7 +1,7 @@
 """Formulas as integer sets: the only place where formulas meet isl.
 
-Two names for what isl cannot know: an upper bound takes every comparison that reads a data array
-as true, a lower bound as false; without data both are the mask itself.
+Data are unknown to isl. An upper bound takes every comparison that reads a data array as true, a
+lower bound takes it as false. Without data both are the mask itself.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def isl_names(params: Iterable[str]) -> tuple[str, ...]:
 
 
 def param_of(name: str) -> str | None:
-    """The parameter that has this name in isl; None where it is a length or a constant."""
+    """The parameter that has this name in isl; None if it is a length or a constant."""
     return name.removesuffix(_MARK) if name.endswith(_MARK) else None
 
 
@@ -151,7 +151,7 @@ class Universe:
         """The points where the formula holds.
 
         Args:
-            opaque: what comparisons that read data arrays count as; None refuses them.
+            opaque: truth value of comparisons that read data arrays; None raises an error for them.
         """
         match formula:
             case E.Truth(value):

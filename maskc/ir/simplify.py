@@ -1,7 +1,7 @@
-"""Drops what the rest of a formula already says, by proof.
+"""Drop terms that the rest of a formula implies, by proof.
 
 `causal() & window(255)` and `window(255)` end up as the same formula. Terms are tried in their
-normal order, so the result depends on the formula only. Where isl's budget ends, the formula
+normal order, so the result depends on the formula only. If isl's budget ends, the formula
 stays as it is.
 """
 
@@ -76,7 +76,7 @@ class _Simplifier:
         return self.known[formula]
 
     def _with(self, context: _Context, assumed: Expr) -> _Context:
-        """The context where a formula holds, too."""
+        """The context where a formula holds too."""
         upper = E.assume_reads(assumed, True)
         made = cache(lambda: context.set().intersect(self.universe.set(assumed, opaque=True)))
         return _Context(context.points & self.holds(upper), made)
@@ -91,7 +91,7 @@ class _Simplifier:
         return self.inside.is_subset(implied) or context.set().is_subset(implied)
 
     def run(self, formula: Expr, context: _Context) -> Expr:
-        """The formula as it may be written where `context` is known to hold."""
+        """Return a simpler formula that is equal wherever `context` holds."""
         match formula:
             case E.All(terms):
                 return self._all(list(terms), context)

@@ -39,7 +39,7 @@ class PieceKind(StrEnum):
     selection = "selection"
     """Pairs that a run-time selection chose."""
     set = "set"
-    """The piece is none of these, or not proved to be."""
+    """The piece is of no other kind, or that was not proved."""
 
     @property
     def rank(self) -> int:
@@ -49,7 +49,7 @@ class PieceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The keys first .. last (inclusive) on queries where `rows` holds; none where last < first."""
+    """The keys first .. last (inclusive) for queries in `rows`; empty if last < first."""
 
     rows: Expr
     """Over q and lengths."""
@@ -76,11 +76,11 @@ class Lattice:
 
     stride: int
     query_phase: int | None
-    """Least residue of the queries' positions; None where queries are not grouped by residue."""
+    """Least residue of the queries' positions; None if queries are not grouped by residue."""
     key_phase: int | None
-    """Least residue of the keys; None where keys of all residues take part."""
+    """Least residue of the keys; None if keys of all residues take part."""
     difference: int | None
-    """Least residue of position minus key where that is what is fixed; c is the key's residue."""
+    """The smallest residue of position minus key, if that is fixed; c is the residue of the key."""
     width: int
     """The number of residues from the smallest one on (modulo stride): 0 <= j < width."""
     queries: Expr
@@ -92,7 +92,7 @@ class Lattice:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """On queries where `queries` holds, the keys are all those where `keys` holds.
+    """Queries in `queries` see all keys in `keys`.
 
     The other queries see some of them. They are few, whatever the lengths.
     """

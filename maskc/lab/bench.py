@@ -270,7 +270,7 @@ def bench_tiles(
     progress: Callable[[str], object] = lambda text: None,
     turns: Callable[..., dict[Way, float]] = take_turns,
 ) -> list[Row]:  # fmt: skip
-    """Time a mask's forward pass in all tiles, in turns, and check each.
+    """Time a mask's forward pass in all tiles, alternately, and check each.
 
     Args:
         case: mask, sizes, dtype and data; a tile or stages in it leave only ways that have these.

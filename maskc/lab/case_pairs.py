@@ -1,8 +1,8 @@
-"""Which keys each query sees, at any length, and how many pairs that makes.
+"""Find the keys of each query at any length, and count pairs.
 
-Up to 2^25 elements the dense oracle answers. Beyond, its matrix would not fit: there the same
-definitions are evaluated on the rows asked for. The compiler's formula, which the count of pairs
-comes from, is compared with them on the way.
+Up to 2^25 elements the dense oracle answers. Beyond that its matrix does not fit into memory: the
+same definitions are evaluated for the requested rows only. The compiler's formula, from which pairs
+are counted, is compared with them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ have a meaning."""
 _LAUNCHES = tuple(i / 10 for i in range(500))
 """Candidates for the time of a launch, in microseconds."""
 _FEWEST = 5
-"""The fewest times from which the coefficients of a mode are fitted."""
+"""The least number of measured times for fitting the coefficients of a mode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from maskc.verify.case import Case
 
 
 def formula_of(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
-    """The mask as mask_mod(b, h, q, k): by hand where the case has it so, else the compiler's."""
+    """Return the mask as mask_mod(b, h, q, k): written by hand if the case has one, otherwise the
+    compiler's formula."""
     if case.formula is None:
         return mask_mod(case, pairs, device)
     arrays = {name: np.asarray(values) for name, values in case.data.items()}

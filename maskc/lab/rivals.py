@@ -1,7 +1,7 @@
-"""Other ways to compute what a mask computes, for `maskc bench` and for `benchmarks/`.
+"""Other implementations of attention with a mask, for `maskc bench` and `benchmarks/`.
 
-A Contender is one of them with its inputs. Those that RIVALS names need no more than PyTorch, and
-cuDNN's frontend for its flex attention.
+A Contender is one of them with its inputs. The ones in RIVALS need only PyTorch, and cuDNN's
+frontend for its flex attention.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def differentiated(
 
 
 def gradient_of(call: Callable[..., Any], tensors: CaseTensors) -> Callable[[Any], tuple[Any, ...]]:
-    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
+    """Return only the backward pass of call(q, k, v); its forward pass runs once, on first use."""
     import torch
 
     @cache
@@ -169,10 +169,10 @@ def tokens_first(
 def make_rival(
     name: str, case: Case, tensors: CaseTensors, pairs: CasePairs | None, table: Any, backward: bool
 ) -> Contender:
-    """One of RIVALS on the same tensors; one without a backward pass has none.
+    """Make one of RIVALS on the same tensors, without a backward pass if it has none.
 
     Args:
-        pairs: None where keys are chosen at run time.
+        pairs: None if keys are chosen at run time.
         table: the mask as `boolean_mask` makes it.
 
     Raises:
@@ -207,7 +207,7 @@ def _sdpa(case: Case) -> Call:
 def boolean_mask(
     case: Case, tensors: CaseTensors, pairs: CasePairs, most: int = _MASK_BYTES
 ) -> Any:
-    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would have more than `most`
+    """bool [B or 1, H or 1, n_q, n_kv] on the device; None if it would have more than `most`
     elements."""
     import torch
 
@@ -388,7 +388,7 @@ def compiled_flex(
     """compile(flex_attention) with the block mask of a mask_mod(b, h, q, k).
 
     Args:
-        sizes: sequences and heads, None where all have the same mask; queries and keys.
+        sizes: sequences and heads, None if all have the same mask; queries and keys.
         grouped: whether query heads share keys.
         flash: whether it runs FlashAttention 4's kernels.
         options: of flex_attention: score_mod, scale, ...
@@ -419,7 +419,7 @@ def cudnn_flex(case: Case, tensors: CaseTensors, pairs: CasePairs, backward: boo
     """cuDNN's flex attention, by intervals of keys, on tensors of its own order.
 
     Raises:
-        Unavailable: it is not installed, or does not take such a mask.
+        Unavailable: it is not installed, or does not support such a mask.
     """
     if not cudnn_installed():
         raise Missing("not installed: pip install nvidia-cudnn-frontend")
@@ -496,7 +496,7 @@ def attend_with(ends: Any, tensors: CaseTensors, backward: bool) -> Callable[...
     """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
 
     Args:
-        backward: whether the plan is for gradients, too.
+        backward: whether the plan is for gradients too.
     """
     from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
 

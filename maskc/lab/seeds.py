@@ -79,7 +79,7 @@ TITLES = {
 
 def judgements(seed: Seed, rows: Sequence[Row], cap: int | None) -> list[dict[str, Any]]:
     """A row for each length and direction: the speed over dense attention, and whether it is
-    met; None where it was not measured at that length."""
+    met; None if it was not measured at that length."""
     judged = []
     for direction in dict.fromkeys(row["direction"] for row in rows):
         for n in seed.lengths:

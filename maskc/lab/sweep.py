@@ -1,4 +1,4 @@
-"""One mask timed over a range of lengths: how time and memory grow, and where it begins to win."""
+"""Time one mask over a range of lengths: growth of time and memory, and crossovers with rivals."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _joined(notes: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The length from which a mask is faster than a rival, as it was measured."""
+    """The measured length from which a mask is faster than a rival."""
 
     rival: str
     below: int | None
-    """The longest length at which it is not faster; None where it is at all of them."""
+    """The longest length at which it is not faster; None if it is at all of them."""
     above: int | None
-    """The next one, from which on it is; None where it is not at the longest."""
+    """The next one, from which on it is; None if it is not at the longest."""
     at: int | None
     """The length where the times would be equal, by interpolation of their logarithms."""
 
@@ -103,10 +103,10 @@ class Growth:
     exponents: dict[str, float]
     """The b of ms = a * N ** b of each implementation, by least squares of logarithms."""
     pairs_exponent: float | None
-    """The exponent of the exact count of live pairs: what the exponent of time would be without
-    anything else that takes time."""
+    """The exponent of the exact count of live pairs: the exponent of time if only pairs took
+    time."""
     order: str
-    """The order of the count's closed form, as O(N*w); empty where there is none."""
+    """The order of the count's closed form, as O(N*w); empty if there is none."""
     degree: int | None
     """The power of N in it."""
     crossovers: tuple[Crossover, ...]

@@ -1,7 +1,7 @@
 """The library of published masks: `maskc.patterns.longformer(window=128)`.
 
-A pattern is an attribute of this module, read from its file when it is asked for first. `names()`
-lists them all, `about(name)` says what a pattern is and which paper it is from.
+A pattern is an attribute of this module, read from its file on first use. `names()` lists all
+patterns, and `about(name)` returns a pattern's description and paper.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare a plan with dense attention: pairs, FLOPs, bytes, and the length from which it wins.
 
-Dense is causal attention for a mask that is proved to be causal, else attention over all pairs. All
-numbers are for one head at n_q = n_kv = N.
+Dense attention means causal attention if the mask is proved to be causal, and attention over all
+pairs otherwise. All numbers are for one head at n_q = n_kv = N.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SHARES = ((1, "fewer"), (2, "half"), (10, "a tenth"))
 _STEP = 128
 """Lengths at which predictions are compared are multiples of this."""
 _LONGEST, _LONGEST_COUNTED = 1 << 16, 1 << 12
-"""The longest of them; where tiles are found by exact numbers instead of closed forms."""
+"""The longest length for predictions; and if tiles are counted because there are no closed
+forms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Pairs:
     period: int
     """It holds for multiples of this."""
     exact: bool
-    """Whether it is a count, and not an upper bound."""
+    """Whether it is an exact count instead of an upper bound."""
 
     @property
     def order(self) -> str:
@@ -57,8 +58,8 @@ class Pairs:
 
 
 def pairs_of(ir: MaskIR) -> Pairs | None:
-    """The pairs of one mask; of run-time selections the most that they keep. None where other data
-    decide, or there is no closed form."""
+    """Return the pairs of one mask; for run-time selections the largest number they keep. None if
+    the mask reads other data, or there is no closed form."""
     rest = _unchosen(ir)
     form = None if rest is None else closed_form(rest)
     if form is None:
@@ -68,8 +69,8 @@ def pairs_of(ir: MaskIR) -> Pairs | None:
 
 
 def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
-    """A bound on the pairs of a head that a mask with run-time selections keeps, parameters at
-    their defaults; None where other data decide, or counting is too hard."""
+    """Return a bound on the pairs of a head that a mask with run-time selections keeps, with
+    parameters at their defaults; None if the mask reads other data, or counting is too hard."""
     rest = _unchosen(ir)
     total = None if rest is None else count_pairs(rest, n_q, n_kv, {})
     for selection in ir.selections:
@@ -85,7 +86,7 @@ def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
 
 
 def _unchosen(ir: MaskIR) -> Expr | None:
-    """The mask where nothing is chosen, and what selections take away stays; None where it reads
+    """Return the mask without chosen pairs, in which selections remove nothing; None if it reads
     other data."""
     names = {selection.name for selection in ir.selections}
 
@@ -134,7 +135,7 @@ def beside_dense(
 
 
 def _kept(plan: KernelPlan, one: Selection) -> str:
-    """The price of a selection: what it keeps, ranks and runs."""
+    """Describe the cost of a selection: pairs kept, pairs ranked, and the kernels that run."""
     most = one.k * one.block
     forms = [closed_form(allowed) if not E.arrays(allowed) else None for allowed in one.allowed]
     ranked = "its candidates" if forms[0] is None else f"{forms[0].pairs} pairs"
@@ -143,7 +144,7 @@ def _kept(plan: KernelPlan, one: Selection) -> str:
     elif plan.thresholds:
         runs = "the tiles of all candidates run"
     else:
-        runs = "tiles with a chosen key run, whole"
+        runs = "tiles with a chosen key run whole"
     by = SCORES[one.score]
     kept = f"at most {most} keys a query, {most * _N} pairs"
     return f"{one.name}: {kept}; ranks {ranked} by {by}; {runs}"
@@ -171,15 +172,15 @@ def _beside(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
 
 
 def _from(share: int, formula: sympy.Expr, pairs: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
-    """The least N, a multiple of the period, from which on there are at most 1 / share of dense's
-    pairs (fewer, where that is all of them); None where there is none."""
-    apart = sympy.Poly(whole.formula - share * formula, _N)
-    if apart.LC() <= 0:
+    """Return the least N, a multiple of the period, from which the mask has at most 1 / share of
+    dense attention's pairs (for share 1: fewer pairs); None if there is none."""
+    difference = sympy.Poly(whole.formula - share * formula, _N)
+    if difference.LC() <= 0:
         return None
-    last = max(map(sympy.floor, sympy.real_roots(apart)), default=sympy.Integer(0))
+    last = max(map(sympy.floor, sympy.real_roots(difference)), default=sympy.Integer(0))
     step = pairs.period
     n = max(int(last), 0) // step * step
-    while n < 1 or apart.eval(n) < (1 if share == 1 else 0):
+    while n < 1 or difference.eval(n) < (1 if share == 1 else 0):
         n += step
     least = -(-max(pairs.least, whole.least) // step) * step
     if n > least or not pairs.exact:
@@ -188,8 +189,7 @@ def _from(share: int, formula: sympy.Expr, pairs: Pairs, whole: Pairs, ir: MaskI
 
 
 def _counted(share: int, kept: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
-    """Return the crossover below the lengths at which the formula holds, by exact counts from
-    above."""
+    """Find the crossover at lengths below the range of the formula, by exact counts."""
     n = max(kept.least, whole.least) // kept.period * kept.period
     low, high = 0, n  # in low it is not so; from high on it is
     while high - low > kept.period:
@@ -219,7 +219,7 @@ def _leading(formula: sympy.Expr) -> sympy.Expr:
 
 
 def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
-    """The length from which predicted times are shorter; empty where nothing is predicted."""
+    """The length from which predicted times are shorter; empty if nothing is predicted."""
     card = card_of(plan.target.name)
     if card is None or plan.chooser is not None or plan.gathering is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Chooses how a mask runs: which forms of kernels it has, and with which schedules."""
+"""Choose the forms of kernels and the schedules for a mask."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from maskc.plan.types import KernelPlan, PlannedPart, selections
 
 
 def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
-    """The plan for one target, with the plans whose sources go along.
+    """Plan a mask for one target; `alternatives` of the plan are further sources.
 
     Raises:
         MaskcError: the target has no kernel for this problem.
@@ -72,7 +72,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
 
 
 def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
-    """The plan in E4M3: one source, which every mask has, in tiles of consecutive tokens.
+    """Plan a mask in E4M3: one source, in tiles of consecutive tokens.
 
     Raises:
         TargetNotBuilt: keys are chosen at run time.
@@ -89,8 +89,8 @@ def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
 
 
 def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
-    """The plan of a mask over sequences that bring their lengths, and perhaps pages: a forward
-    pass in tiles of consecutive keys, as other forms find keys by their strides."""
+    """Plan a mask over sequences with their own lengths, and perhaps pages: a forward pass in tiles
+    of consecutive keys, because other forms address keys by strides."""
     family = family_of(target)
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     small = Along(target.name, Direction.forward, SMALL)
@@ -106,8 +106,8 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
     """The parts of the one mask that all heads share, if some run over residue classes of the
     tokens, or over listed tokens.
 
-    Dropout draws for the user's q and k; a score formula reads those, too, and is not told
-    them of residue classes.
+    Dropout and score formulas depend on the original q and k, which kernels for residue classes do
+    not have.
     """
     regrouped = any(part.stride > 1 and part.keys is None for part in heads.parts)
     if problem.dropout or (problem.score is not None and regrouped):
@@ -121,7 +121,7 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
 
 
 def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
-    """The plan of a part of a mask, which has no stand-ins on other targets."""
+    """Plan a part of a mask. Parts have no replacement on other targets."""
     along = tuple(along for along in family_of(target).along if along.target == target.name)
     main, *alternatives = _sources(heads, problem, target, along)
     return _with_choice(main, alternatives, True)
@@ -130,7 +130,7 @@ def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
 def _sources(
     heads: HeadGroups, problem: Problem, target: Target, along: tuple[Along, ...]
 ) -> list[KernelPlan]:
-    """The plan in tiles of consecutive tokens, and those of the sources that go along."""
+    """Return the plan in tiles of consecutive tokens, and the plans of further sources."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     alternatives = [
         plan_tiles(heads, problem.planned, TARGETS[source.target], source.direction, source.form)
@@ -148,8 +148,8 @@ def _in_named_tile(plan: KernelPlan) -> bool:
 
 
 def _goes_along(source: Along, main: KernelPlan) -> bool:
-    """Whether a plan has a source with these tiles in addition to its own. If the user names a tile
-    of the forward pass, its target has no other."""
+    """Whether a plan has a further source with these tiles. If the user names a forward tile, there
+    is no other."""
     if _in_named_tile(main) and source[:2] == (main.target.name, main.direction):
         return False
     if not family_of(main.target).has(source.form, main.padded):
@@ -168,7 +168,7 @@ def _goes_along(source: Along, main: KernelPlan) -> bool:
 
 
 def _together_only(plan: KernelPlan) -> KernelPlan:
-    """The plan of a pass without the mode that makes dq in a launch of its own."""
+    """Return the plan without the mode that computes dq in a separate launch."""
     if (plan.form, plan.direction) != (SMALL, Direction.backward):
         return plan
     family = family_of(plan.target)
@@ -178,7 +178,7 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
 def _with_choice(
     main: KernelPlan, others: Sequence[KernelPlan], of_parts: bool = False
 ) -> KernelPlan:
-    """The plan and those that go along, with what their modes cost; see `costs_of`."""
+    """Return the plan and its alternatives with the costs of their modes; see `costs_of`."""
     alternatives = tuple(
         replace(other, costs=costs_of(other, of_parts)) if other.target == main.target else other
         for other in others

@@ -1,4 +1,4 @@
-"""Costs of plans by the cost model, and the program that a call takes."""
+"""Predict costs of plans with the cost model, and choose the program of a call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
 
 USUAL_HEADS = 16
-"""Heads of predicted times, where a mask is not compiled for a number of heads."""
+"""Heads assumed for predicted times if a mask is not compiled for a number of heads."""
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
 
@@ -68,13 +68,16 @@ def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
     """Return the costs of a plan's modes; empty if unknown.
 
     Args:
-        of_parts: whether it is of a mask in parts, or of a part: such plans always have costs.
+        of_parts: whether the plan belongs to a mask in parts, or to a part: such plans always have
+            costs.
     """
     size = 1.0
     other = plan.boxes is not None or plan.problem.names_tile
     if other and plan.direction is Direction.forward:
-        usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
-        size = step_size(plan.tile.k, usual.tile.k)
+        default_schedule = family_of(plan.target).schedule(
+            plan.padded.planned, (), plan.direction, ""
+        )
+        size = step_size(plan.tile.k, default_schedule.tile.k)
     modes = dict(plan.schedule.modes)
     tables = coefficients.measured(plan.target.name)
     rest = (plan.padded.head_dim, modes, size, plan.tests, plan.padded.head_dim_v)
@@ -88,8 +91,8 @@ def layout_at(
     plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int, params: Mapping[str, int] = {},
     arrays: Mapping[str, np.ndarray] = {},
 ) -> BlockLayout:  # fmt: skip
-    """The tiles of one of a plan's masks, which reads no other data; parameters that are not given
-    are at their defaults."""
+    """Return the tiles of one mask of a plan, which must read no other data; parameters default to
+    their defaults."""
     from maskc.layout import build
     from maskc.layout.tiles.grid_tiles import box_layout
 
@@ -111,7 +114,7 @@ def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan as a source that programs are made of."""
+    """A plan in the form of a source, from which programs are made."""
 
     plan: KernelPlan
 
@@ -177,8 +180,8 @@ _MANY = 1 << 20
 
 
 def most_in_small_tiles(plan: KernelPlan) -> int | None:
-    """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
-    defaults; 0 where none does, None where there is no such choice."""
+    """Return the largest `max_seqlen` for which documents run in the smaller tiles, with parameters
+    at their defaults; 0 if they never do, None if there is no such choice."""
     small = tuple(smaller(plan))
     ir = plan.masks[0].ir
     alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
@@ -201,7 +204,7 @@ def choice(
     plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None,
     heads: int | None = None,
 ) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:  # fmt: skip
-    """(the program that a call takes, all programs with predicted cycles); None where there is no
+    """(the program that a call takes, all programs with predicted cycles); None if there is no
     choice, or it depends on data.
 
     Cycles count every distinct mask once.
@@ -210,8 +213,8 @@ def choice(
         plan: of the forward pass, or of the pass itself.
         n_q, n_kv: lengths.
         direction: the pass; that of the plan when None.
-        heads: heads of all sequences, which share launches; None: one sequence's, or USUAL_HEADS
-            where the mask is not compiled for a number of heads.
+        heads: heads of all sequences, which share launches; None: those of one sequence, or
+            USUAL_HEADS if the mask is not compiled for a number of heads.
     """
     direction = direction or plan.direction
     sources = candidates(plan, direction, n_q, n_kv)

@@ -1,4 +1,4 @@
-"""Masks that read arrays, as a few intervals per row, in runs of columns with equal data.
+"""Express masks that read arrays as a few intervals per row, in runs of columns with equal data.
 
 For one query, an array element at the query is a constant: `lo[q] <= k` bounds its keys. An array
 element at a key is constant in a run of keys with equal elements, so the keys of a query in a run
@@ -23,7 +23,7 @@ from maskc.plan.ranges import TileRange, one_range
 MOST = 4
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
 RUN = E.Sym("run")
-"""The first column of a run, in formulas of intervals."""
+"""The symbol for the first column of a run."""
 _PAIR = TileShape(1, 1)
 _ROWS = ((E.Q, E.K, E.Sym("ti")), (E.K, E.Q, E.Sym("tj")))
 """(token of a row, of a column, the row in formulas of intervals): rows are queries, or keys."""
@@ -31,12 +31,12 @@ _ROWS = ((E.Q, E.K, E.Sym("ti")), (E.K, E.Q, E.Sym("tj")))
 
 @dataclass(frozen=True, slots=True)
 class DataInterval:
-    """Consecutive columns of a row inside a run, as far as each counts."""
+    """An interval of columns of a row inside a run, with a condition on single columns."""
 
     span: TileRange
     """Over ti (a query) or tj (a key), `run`, and elements of arrays there."""
     column: Expr
-    """Which columns count: a condition over k, or over q where rows are keys."""
+    """The condition under which a column counts, over k (over q if rows are keys)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class DataIntervals:
 
 
 def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
-    """The intervals of every query (along 0) or of every key (1); None where there are too many, or
-    formulas that no interval solves.
+    """Return the intervals of every query (along 0) or of every key (1); None if there are too
+    many, or a formula has no solution as an interval.
 
     Args:
         shape: a lifted formula; its constants stay symbolic.
@@ -108,7 +108,7 @@ def _of_term(term: Expr, along: int, alike: dict[Expr, None]) -> DataInterval | 
 
 
 def _loads(expr: Expr) -> Iterable[E.Load]:
-    """The elements that a formula reads, without those that only tell their places."""
+    """Return the array elements that a formula reads, without elements used only as indices."""
     if isinstance(expr, E.Load):
         yield expr
         return
@@ -139,8 +139,8 @@ def _of_run(part: Expr, row: str, column: str) -> list[Expr] | None:
 
 
 def _solved(parts: list[Expr], along: int) -> TileRange | None:
-    """The columns of a row where all of these hold, as isl finds them, with a parameter for each
-    element; None where they are not consecutive."""
+    """Solve a conjunction for the columns of a row with isl, with a parameter for each element;
+    None if the columns are not consecutive."""
     row, column, place = _ROWS[along]
     term = E.conj(*parts)
     taken = [int(name[1:]) for name in E.symbols(term) if name[0] == "c"]
@@ -175,7 +175,7 @@ def _spread(end: Expr, more: int = 0) -> Expr:
 
 
 def _end(end: Expr) -> Expr:
-    """An end that is no token below 0, and for which 32 bits are enough whatever an element is."""
+    """Limit an end to 0 and above, and to 32 bits for every value of an element."""
 
     def within(node: Expr) -> Expr | None:
         match node:
@@ -191,8 +191,7 @@ def _end(end: Expr) -> Expr:
 
 
 def tamed(end: Expr) -> Expr:
-    """The end with elements that cannot take it out of 32 bits left out, see `_end`: to find out
-    what else could."""
+    """Return the end without the elements that `_end` keeps within 32 bits, to check the rest."""
 
     def known(node: Expr) -> Expr | None:
         match node:

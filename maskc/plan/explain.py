@@ -1,4 +1,4 @@
-"""A plan in words: what was proved, what it costs, why it runs this way."""
+"""Describe a plan in words: proofs, costs and reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
 def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | None:
-    """Exact numbers of one head's mask; None where it reads data."""
+    """Return exact numbers for the mask of one head; None if it reads data."""
     mask, problem = plan.masks[plan.of_head[head] if plan.of_head else 0], plan.problem
     if mask.ir.data:
         return None
@@ -41,7 +41,7 @@ def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | Non
 
 
 def explain(plan: KernelPlan, n_q: int | None = None, n_kv: int | None = None) -> str:
-    """The report of one plan; with lengths also its exact numbers there."""
+    """Return the report of one plan; with lengths, also the exact numbers at these lengths."""
     return "\n".join(_lines(plan, n_q, n_q if n_kv is None else n_kv)) + "\n"
 
 
@@ -116,7 +116,7 @@ def _selection_text(one: Selection) -> str:
 
 
 def _document_lines(plan: KernelPlan) -> Iterator[str]:
-    """Nothing for a mask that is not documents and something that reads no data."""
+    """Yield lines for a mask of documents with terms that read no data; nothing for other masks."""
     most = most_in_small_tiles(plan)
     if most is not None:
         small = next(smaller(plan))
@@ -125,11 +125,11 @@ def _document_lines(plan: KernelPlan) -> Iterator[str]:
 
 
 _LONGEST_PART = 200
-"""Characters of a part's formula; of a longer one the pieces are counted."""
+"""Limit on the characters of a part's formula; for longer ones, pieces are counted."""
 
 
 def _part_lines(plan: KernelPlan) -> Iterator[str]:
-    """Nothing for a mask that only runs whole."""
+    """Yield lines about the parts of a mask; nothing for a mask that always runs as a whole."""
     for part in plan.parts:
         part_plan, mask = part.plan, part.plan.masks[0]
         lists = "closed-form tile ranges" if part_plan.use_ranges else "tile lists in memory"
@@ -157,7 +157,7 @@ _MOST_PIECES = 8
 
 
 def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
-    """Nothing for a mask in one piece: its formula stands above."""
+    """Yield the pieces of a mask; nothing for a single piece, which equals the formula above."""
     if len(pieces) < 2:
         return
     for piece in pieces[:_MOST_PIECES]:
@@ -219,8 +219,8 @@ def _program_lines(
 
 
 def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
-    """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
-    not known, or data decide."""
+    """Predict milliseconds by pass, for the compiled number of heads or 16; empty if there are no
+    coefficients or the mask reads data."""
     heads = plan.problem.n_heads or USUAL_HEADS
     fp8 = plan.problem.dtype is DType.float8_e4m3fn
     if plan.chooser is not None or plan.gathering is not None or fp8:

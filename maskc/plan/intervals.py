@@ -1,4 +1,4 @@
-"""A mask as a few intervals per row: what a kernel turns into bits without testing pairs."""
+"""Express a mask as a few intervals per row, which kernels turn into bits without testing pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MOST = 6
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
 
 CELL = 8
-"""Columns that a quad of threads shares, two each: blocks of whole ones are whole bits of all."""
+"""Columns that a quad of threads shares, two each. Blocks of a multiple of it map to whole bits of
+each thread."""
 
 _PAIR = TileShape(1, 1)
 
@@ -34,24 +35,25 @@ class Interval:
     queries: TileRange
     """The queries of a key, `tj`."""
     chosen: bool | None = None
-    """Whether only pairs of it count that the mask's one selection has chosen, or only those that
-    it has not; None: all do."""
+    """True: only chosen pairs of it count; False: only pairs that were not chosen; None: all
+    pairs."""
     behind_floors: bool = False
-    """Whether its bounds were seen only when comparisons of floors divided one side alone."""
+    """Whether its bounds were only found after floors were moved to one side of comparisons."""
 
 
 @lru_cache(maxsize=1 << 8)
 def intervals(
     shape: Expr, atom: Expr | None = None, args: tuple[Expr, ...] = ()
 ) -> tuple[Interval, ...] | None:
-    """Intervals whose union is the mask, per query and per key; None where there are too many,
-    or rows or columns with gaps that no formula's `or` explains.
+    """Return intervals that add up to the mask, per query and per key; None if there are too many,
+    or a term has gaps.
 
     Args:
         shape: a lifted formula; its constants stay symbolic.
-        atom: what it has for the pairs that were chosen, if intervals may be of those; see
+        atom: the comparison that is true for chosen pairs, if intervals may depend on it; see
             `chosen_atom`.
-        args: values of its constants in one mask. isl is asked about no term that has gaps there.
+        args: values of its constants in one mask. Terms with gaps at these values are rejected
+            without isl.
     """
     if set(E.arrays(shape)) - set(E.arrays(atom) if atom else ()):
         return None
@@ -64,8 +66,8 @@ def intervals(
 
 
 def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
-    """The comparison that reads the mask's selection, where it has one alone, of blocks whose cells
-    are whole bits of every thread's columns."""
+    """Return the comparison that reads the selection of a mask, if it has exactly one, with blocks
+    of a multiple of CELL columns."""
     if len(ir.selections) != 1 or ir.selections[0].table[1] % CELL:
         return None
     source = chosen(ir.selections[0])
@@ -78,7 +80,8 @@ def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
 def _of_chosen(
     terms: Iterable[Expr], atom: Expr, args: tuple[Expr, ...]
 ) -> tuple[Interval, ...] | None:
-    """The intervals where a term may ask for pairs that were chosen, or were not."""
+    """Return the intervals of terms that may require chosen pairs, or pairs that were not
+    chosen."""
     intervals: list[Interval] = []
     for term in terms:
         if term == E.NEVER:
@@ -94,7 +97,7 @@ def _of_chosen(
 
 @lru_cache(maxsize=1 << 10)
 def _has_gaps(term: Expr, args: tuple[Expr, ...]) -> bool:
-    """Whether some row is seen to have gaps where the constants have the values `args`."""
+    """Whether some row has gaps at the values `args` of the constants."""
     if not args or E.arrays(term):
         return False
     known: dict[Expr, Expr] = {E.Sym(f"c{number}"): arg for number, arg in enumerate(args)}
@@ -149,7 +152,7 @@ def _without_extremes(shape: Expr) -> Expr:
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
-    """Whether a term is dead except for pairs that were selected, or that were not."""
+    """Whether a term requires that a pair was selected, or that it was not."""
     return bool(E.arrays(term)) and E.assume(term, atom, not taken) == E.NEVER
 
 

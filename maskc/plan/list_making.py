@@ -1,7 +1,7 @@
 """The launches that make tile lists on the device (templates/common/lib/make_lists.cuh).
 
-One launch reads the data, finds the candidates that stay and writes lists and work items: blocks
-wait for others of a lower index, so nothing else separates these steps.
+One launch reads the data, finds the remaining candidates, and writes lists and work items. Blocks
+wait for blocks with a lower index, so these steps need no separate launches.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ BLOCKS = 8
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
 SPOIL_RESULTS = Launch("spoil_results", Grid.results, THREADS, resident=4)
-"""Runs behind the pass, and only where data may turn out to be wrong."""
+"""The launch after the pass; only if data may turn out to be wrong."""

@@ -1,4 +1,4 @@
-"""A plan as the loop nest of a call, in a few lines for people.
+"""Print a plan as the loop nest of a call, in a few lines of pseudocode.
 
 The text is about given lengths, at which closed forms are short. Rows in which a loop is empty are
 left out, and a bound that is linear over the rows is written as a linear formula.
@@ -62,7 +62,7 @@ def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:
         n_q, n_kv: lengths; parameters are at their defaults.
 
     Returns:
-        Lines of text. What data of a call decide is said to be so.
+        Lines of text, which also say what depends on data of a call.
     """
     at = _At(n_q, n_kv, {})
     passes = (_pass(plan, at, direction) for direction in Direction)
@@ -85,7 +85,7 @@ def _pass(plan: KernelPlan, at: _At, direction: Direction) -> list[str]:
 
 
 def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None:
-    """The source that a call at these lengths runs; None where there is none of this pass."""
+    """The source that a call at these lengths runs; None if there is none of this pass."""
     if direction is plan.direction or family_of(plan.target).one_source:
         first: KernelPlan | None = plan
     else:
@@ -212,12 +212,12 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     """The loops over tile columns, and how dq is added up."""
     test = "" if main.thresholds else "if (ti, tj) is partial: "
     columns = _upto(at.columns(plan))
-    once = "exclusive_dq" in dict(plan.schedule.modes) and not any(
+    exclusive_dq = "exclusive_dq" in dict(plan.schedule.modes) and not any(
         mask.ir.data for mask in plan.masks
     )
-    if once and at.n_q and at.n_kv:
+    if exclusive_dq and at.n_q and at.n_kv:
         tiles = (layout_at(plan, mask, at.n_q, at.n_kv, at.params) for mask in plan.masks)
-        once = adders_of(tiles).most <= 1
+        exclusive_dq = adders_of(tiles).most <= 1
     yield "delta[q] = dout[q] . out[q]"
     yield _said(f"for each sequence b, key/value head g, tj in {columns}:", "in parallel")
     yield _said("    dk, dv = 0, 0", "of each key of tj")
@@ -226,7 +226,7 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     yield f"        {test}w[q, k] = 0 where not mask(q, k)"
     yield "        ds = scale * w * (dout[b, h, ti] @ V[b, g, tj].T - delta[ti])"
     yield "        dv, dk = dv + w.T @ dout[b, h, ti], dk + ds.T @ Q[b, h, ti]"
-    if once:
+    if exclusive_dq:
         yield _said("        dQ[b, h, ti] = ds @ K[b, g, tj]", "its only tile")
     elif plan.target.language == "c":
         yield _said("        dQ[b, h, ti] += ds @ K[b, g, tj]", "in the order of its tiles")
@@ -314,7 +314,7 @@ def _tiles(
 
 
 def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -> str:
-    """Describe what decides a list without closed forms, and where it is built."""
+    """Describe what a list without closed forms depends on, and where it is built."""
     if plan.boxes is not None:
         return "the boxes of keys in which a query of ti sees a key, from a list of each axis"
     if mask.ir.data:
@@ -337,7 +337,7 @@ def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -
 
 
 def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row: bool) -> str:
-    """(guard, first, last, step) of a closed form as text; empty where no row has a tile.
+    """(guard, first, last, step) of a closed form as text; empty if no row has a tile.
 
     Args:
         by_row: whether the loop is over tj for each ti, and not the other way round.
@@ -366,7 +366,7 @@ def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row:
 
 
 class _Bound(NamedTuple):
-    """A bound of a loop as it is printed, and what that is on every row."""
+    """A bound of a loop as printed text, with its value on every row."""
 
     text: str
     values: np.ndarray
@@ -386,8 +386,7 @@ class _Bound(NamedTuple):
 
 
 def _text(keep: Expr) -> tuple[str, bool]:
-    """(the formula, whether it speaks of the position p): comparisons that know a query by its
-    position alone say p."""
+    """Return the formula and whether it uses the position p, which replaces q + n_kv - n_q."""
     moved: dict[Expr, Expr] = {E.Q: E.add(_P, E.N_Q, E.scale(-1, E.N_KV))}
 
     def by_position(node: Expr) -> Expr | None:
@@ -401,7 +400,7 @@ def _text(keep: Expr) -> tuple[str, bool]:
 
 
 def _page(line: str) -> str:
-    """The line, below itself where it is wider than a page."""
+    """Wrap a line that is wider than the page."""
     deeper = " " * (len(line) - len(line.lstrip()) + 4)
     return "\n".join(
         textwrap.wrap(

@@ -1,4 +1,4 @@
-"""Masks made ready for a tile: lifted constants, closed forms, intervals, recipes of lists."""
+"""Prepare masks for a tile: lifted constants, closed forms, intervals, recipes for lists."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FEW, MANY = 3, 1 << 16
 
 
 def masks_for(heads: HeadGroups, tile: TileShape) -> tuple[PlannedMask, ...]:
-    """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
-    that are alike."""
+    """Prepare the masks of all heads. Similar heads share one attempt to find closed forms of
+    lists."""
     planned: list[PlannedMask] = []
     hopeless: set[tuple[str, ...]] = set()
     for ir, facts in zip(heads.masks, heads.facts, strict=True):
@@ -35,7 +35,8 @@ def masks_for(heads: HeadGroups, tile: TileShape) -> tuple[PlannedMask, ...]:
 
 
 def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True) -> PlannedMask:
-    """Closed-form ranges are sought only where a query's keys are proved to be consecutive.
+    """Prepare one mask. Closed-form ranges are tried only if the keys of a query are proved to be
+    consecutive.
 
     Args:
         closed: whether closed forms of lists are sought.
@@ -55,15 +56,16 @@ def without_chosen(mask: PlannedMask) -> PlannedMask:
 
 
 def without_floors(mask: PlannedMask) -> PlannedMask:
-    """The mask for a backward pass on Hopper, where intervals behind floors take longer than pairs:
-    block diffusion, 8k tokens, 1.88 ms instead of 1.69 on an H100."""
+    """Return the mask for a backward pass on Hopper, without intervals found behind floors. They
+    take longer than tests of pairs: block diffusion at 8k tokens takes 1.88 ms instead of 1.69
+    (H100)."""
     behind = any(interval.behind_floors for interval in mask.intervals or ())
     return replace(mask, intervals=None) if behind else mask
 
 
 def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
-    """The masks with the intervals that bits over k - q leave; None where a few intervals are
-    cheaper, or where some mask is more than such bits and a few intervals."""
+    """Return the masks as bits over k - q and the remaining intervals; None if intervals alone are
+    cheaper, or if some mask needs more than that."""
     if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None
     alongside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
@@ -85,7 +87,7 @@ def why_padded(problem: Problem, padded: Problem) -> tuple[str, ...]:
 
 
 def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
-    """The sentence that says how kernels find live tiles."""
+    """Explain how kernels find live tiles."""
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
     if any(mask.ir.selections for mask in masks):

@@ -1,6 +1,6 @@
 """Predicted time of a pass in milliseconds, for the card of the coefficients.
 
-Predictions are printed next to measurements; no choice depends on them, see maskc/core/cost.py.
+These predictions are only printed. Choices use maskc/core/cost.py.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def milliseconds(
     owners: int,
     tiles: Tiles = layout_at,
 ) -> float | None:
-    """Milliseconds of one pass on a card that it keeps busy; None where coefficients are not known,
+    """Milliseconds of one pass on a card that it keeps busy; None if coefficients are not known,
     or the mask reads data that `tiles` does not know.
 
     Args:
         plan: of the forward pass, with those that go along.
         owners: heads of all sequences; where masks differ by head, a multiple of the heads.
-        tiles: finds live tiles; the usual one knows masks that read no data.
+        tiles: finds live tiles; the default works for masks that read no data.
     """
     card = card_of(plan.target.name)
     blind = tiles is layout_at and any(mask.ir.data for mask in plan.masks)
@@ -59,7 +59,7 @@ def milliseconds(
 def _whole(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
-    """The cost of the source that takes fewest cycles, in the mode that it then runs in."""
+    """Return the cost of the source and mode with the fewest cycles."""
     cycles = []
     for candidate in candidates(plan, direction, n_q, n_kv):
         candidate_plan = candidate.plan

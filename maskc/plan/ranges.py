@@ -1,8 +1,8 @@
-"""Closed-form tile ranges for kernels: where every row's live tiles are consecutive.
+"""Closed-form tile ranges for kernels, for masks with consecutive live tiles in every row.
 
-The formula's constants stay symbolic, so that masks that differ only there share the text. The
-full range need not find every full tile, only certain ones: a kernel then evaluates a predicate
-that holds everywhere, and the result is the same to the bit.
+The formula's constants stay symbolic, so that masks that differ only there share the text. The full
+range may miss full tiles, but must not contain others. For a missed tile the kernel evaluates a
+predicate that is always true, and the result is bitwise equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maskc.plan.recipe import NotALoop, tile_loops
 
 @dataclass(frozen=True, slots=True)
 class TileRange:
-    """first <= tile < last where `guard` holds, no tile elsewhere; formulas over ti (or tj)."""
+    """first <= tile < last if `guard` holds, otherwise no tile; formulas over ti (or tj)."""
 
     guard: Expr
     first: Expr
@@ -40,14 +40,14 @@ class RowRange:
 
 
 _OPERATIONS = 200_000
-"""isl operations worth spending on ranges. Masks of grids need at most three that do not exist;
-each takes a second with five times as many operations."""
+"""Limit on isl operations for ranges. For masks of grids up to three searches fail, and each would
+take a second with five times as many operations."""
 
 NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
-    """Ranges per tile row and per tile column of a lifted formula; None where there are none."""
+    """Ranges per tile row and per tile column of a lifted formula; None if there are none."""
     ranges = _ranges(shape, tile, (0, 1))
     return None if ranges is None else (ranges[0], ranges[1])
 

@@ -1,4 +1,4 @@
-"""Sets of tiles become loops of plain formulas: the one room where isl objects turn into recipes.
+"""Convert sets of tiles to loops of plain formulas. Only here do isl objects turn into recipes.
 
 isl's code generator scans the tile columns of one row, the row being a parameter; its loops,
 guards and bounds are read off as formulas over ti, n_q, n_kv and parameters.
@@ -26,7 +26,7 @@ _COUNTER = "counter"
 
 
 class NotALoop(Exception):
-    """isl's code is not a plain loop nest; the numbers decide instead."""
+    """isl's code is not a plain loop nest, so tiles are counted at each length instead."""
 
 
 class TooManyParts(NotALoop):
@@ -48,8 +48,8 @@ def tile_loops(
         along: 0 to scan the columns of each row, 1 to scan the rows of each column.
 
     Raises:
-        NotALoop: isl's code has a shape that recipes cannot hold, or would take too long: isl
-            cannot be stopped while it makes the code, see `unstopped`.
+        NotALoop: isl's code has a shape that recipes cannot represent, or would take too long. isl
+            cannot be interrupted while it generates code, see `unstopped`.
     """
     if tiles.is_empty():
         return []
@@ -86,7 +86,7 @@ _MOST_FLOORS = 2
 
 
 def _check_effort(tiles: isl.Set, scanned: int) -> None:
-    """Refuse what isl might make loops of for seconds.
+    """Reject sets for which isl might generate code for seconds.
 
     Raises:
         NotALoop: the set is too large, or floors of its scanned dimension are nested too deep.
@@ -135,9 +135,10 @@ _USUAL = TileShape(128, 128)
 
 @lru_cache(maxsize=1 << 10)
 def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
-    """Return how lengths become tiles: closed forms if isl finds them within its budget.
+    """Return a recipe from lengths to tiles: closed forms if isl finds them within its budget.
 
-    Tried in turn: all lengths with symbolic parameters, with default ones; equal lengths, likewise.
+    It tries all lengths with symbolic parameters, then with default ones, then equal lengths in the
+    same way.
     """
     if not E.arrays(veiled(keep)):
         defaults = E.params(keep)

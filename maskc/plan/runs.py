@@ -1,4 +1,4 @@
-"""Runs of keys or queries that a mask treats alike: one test of a pair stands for the whole run."""
+"""Runs of keys or queries that a mask treats alike: one test serves the whole run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST = 128
 
 
 def run_length(keep: Expr, symbol: Sym) -> int:
-    """The largest power of two R up to MOST such that `symbol` and `symbol // R * R` are treated
-    alike, as far as the formula shows it.
+    """Return the largest power of two R up to MOST such that the formula treats `symbol` and
+    `symbol // R * R` alike.
 
-    It shows it where every `symbol` stands in floor(symbol / d) with d a multiple of R, or in a
-    comparison with multiples of R.
+    It does if every `symbol` occurs in floor(symbol / d) with d a multiple of R, or in a comparison
+    with multiples of R.
     """
     if isinstance(keep, E.FloorDiv) and keep.num == symbol:
         return gcd(MOST, keep.den)

@@ -1,4 +1,4 @@
-"""A plan: how one mask will run on one target, and why."""
+"""A plan of how one mask runs on one target, with reasons."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Schedule:
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
     data_rows: bool = True
-    """Whether rows whose columns data bound are found as intervals; else pairs are tested there."""
+    """Whether columns bounded by data are found as intervals instead of by testing pairs."""
 
     @property
     def score_rows(self) -> int:
@@ -64,8 +64,8 @@ class Schedule:
 
     @property
     def shift_bytes(self) -> int:
-        """Shared memory of what distance adds to scores, a number for every diagonal of a
-        warpgroup's tile (sm_90a)."""
+        """Shared memory for terms of scores that depend on distance: a number for every diagonal of
+        a warpgroup's tile (sm_90a)."""
         return 0
 
     @property
@@ -75,8 +75,8 @@ class Schedule:
         return 0
 
     def has_room(self, size: int, target: Target) -> bool:
-        """Whether the launches that compute a pass, those of alpha-entmax apart, could have
-        `size` bytes more, with as many blocks on a multiprocessor."""
+        """Whether the main launches (except those of alpha-entmax) could have `size` bytes more
+        shared memory with as many blocks per multiprocessor."""
         launches = (launch for _, mode in self.modes for launch in mode.launches)
         used = [
             launch.shared_bytes
@@ -100,13 +100,12 @@ class PlannedMask:
     """Intervals whose union is the mask row by row and column by column, except for its documents
     if tiles begin with them; None: there are not so few."""
     always_kept: Expr | None = None
-    """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
-    of the others it keeps."""
+    """The pairs that the mask keeps regardless of thresholds, lifted like the mask."""
     always_kept_intervals: tuple[Interval, ...] | None = None
     """The intervals of these pairs, like `intervals`."""
     axes: tuple[Expr, ...] = ()
-    """The mask as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
-    plan's tiles are boxes."""
+    """The mask as relations between coordinates of a grid, see maskc/ir/grid.py; empty unless tiles
+    are boxes."""
 
 
 def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
@@ -154,17 +153,16 @@ class KernelPlan:
     direction: Direction = Direction.forward
     """The pass; a family with one source for both counts as forward."""
     form: str = ""
-    """Tells plans of one target and pass apart, between whose sources a call chooses."""
+    """The form; it distinguishes the plans of one target and pass between which a call chooses."""
     costs: tuple[Cost, ...] = ()
-    """The costs by mode, where a call chooses."""
+    """The costs by mode, if a call has a choice."""
     parts: tuple[PlannedPart, ...] = ()
     """The parts of the mask, possibly over residue classes; none if that does not help or the
     family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
     by_query: DataIntervals | None = None
-    """The keys of a query of a mask that reads data in partial tiles, where kernels need not test
-    pairs to find them."""
+    """The keys of a query as intervals, for masks that read data; None if kernels test pairs."""
     by_key: DataIntervals | None = None
     """The queries of a key, for backward passes."""
     data_lists: bool = False
@@ -183,8 +181,8 @@ class KernelPlan:
     chooser: KernelPlan | None = None
     """Plan of the source that finds thresholds."""
     alternatives: tuple[KernelPlan, ...] = ()
-    """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
-    the calls that this one cannot."""
+    """Plans of further sources of the same mask: other tiles, other passes, and other targets for
+    calls that this one cannot run."""
 
     @property
     def padded(self) -> Problem:
@@ -193,7 +191,7 @@ class KernelPlan:
 
     @property
     def of_data(self) -> tuple[DataIntervals | None, DataIntervals | None]:
-        """`by_query` and `by_key` where nothing else decides in partial tiles."""
+        """`by_query` and `by_key`, if partial tiles depend on nothing else."""
         others = self.thresholds or self.documents or self.distances or self.chosen is not None
         if others or self.boxes is not None or self.gathering is not None:
             return None, None
@@ -225,7 +223,7 @@ class Formula:
     lifted: Lifted
     """The formulas with constants numbered over all parts."""
     spans: tuple[Interval, ...] | None
-    """The formula's keys, query by query; None where they are not a few intervals."""
+    """The formula's keys, query by query; None if they are not a few intervals."""
 
 
 @dataclass(frozen=True, slots=True)

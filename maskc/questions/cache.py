@@ -39,10 +39,10 @@ Lengths = int | Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class KVCache:
-    """Slots for all keys that queries may still see, however long the sequence grows.
+    """Slots for all keys that later queries may see, for sequences of any length.
 
-    It holds no tensors. `slot` says where a new key and its value go, `mask` is the mask over
-    slots that decoding compiles, and `given` are its data at a length.
+    It holds no tensors. `slot` returns the slot of a new key and its value. `mask` is the mask over
+    slots, to be compiled for decoding, and `given` returns its data at a length.
     """
 
     queries: int
@@ -66,7 +66,7 @@ class KVCache:
 
     @property
     def first_of_ring(self) -> int:
-        """The first slot of the ring: how many keys have slots of their own."""
+        """The first slot of the ring: the number of keys with permanent slots."""
         return sum(last - first + 1 for first, last in self.fixed)
 
     @property
@@ -77,7 +77,7 @@ class KVCache:
         return flags(_SEEN) if self.ragged else prefix(param(_WRITTEN, self.slots))
 
     def slot(self, k: object) -> np.ndarray:
-        """The slot of a key, or of each of several; a key takes the slot of one nobody needs.
+        """Return the slots of keys; a new key replaces one that no later query sees.
 
         Args:
             k: integers of any shape: positions of keys from 0.
@@ -95,11 +95,11 @@ class KVCache:
         return slots
 
     def positions(self, n: Lengths) -> np.ndarray:
-        """Which key each slot holds, once the first n were written.
+        """Return the key in each slot after the first n keys were written.
 
         Returns:
-            int64 [slots], or [B, slots] for a length of each sequence; -1 where a slot holds none
-            that a query may see.
+            int64 [slots], or [B, slots] for one length per sequence; -1 for slots without a visible
+            key.
         """
         if np.ndim(n):
             rows = [self.positions(length) for length in _checked(n)]
@@ -186,7 +186,7 @@ def _checked(lengths: Lengths) -> list[int]:
     """The lengths of all sequences.
 
     Raises:
-        BadLength: a length is no integer, or out of range (MC306).
+        BadLength: a length is not an integer, or out of range (MC306).
         DataShape: there are rows of lengths (MC303).
     """
     if np.ndim(lengths) > 1:

@@ -208,7 +208,7 @@ class Both:
 
     @property
     def whole(self) -> tuple[int, int] | None:
-        """The lengths at which one look at all pairs answers every question; None where other
+        """The lengths at which one look at all pairs answers every question; None if other
         lengths, parameters or data are possible."""
         queries, keys = self.lengths
         if len(queries) == len(keys) == 1 and not self.reads_data and not self.params:
@@ -216,7 +216,8 @@ class Both:
         return None
 
     def check(self, sizes: tuple[int, int] | None) -> None:
-        """Refuse lengths that one of the masks does not hold for; None: any that both hold for.
+        """Raise an error for lengths at which one of the masks is not valid; None: any valid
+        lengths.
 
         Raises:
             DataShape.
@@ -240,7 +241,7 @@ class Both:
     def unproved(
         self, sizes: tuple[int, int] | None = None, params: Mapping[str, Any] = _NOTHING
     ) -> list[int]:
-        """The heads without a proof that nothing tells the masks apart."""
+        """The heads without a proof that the masks are equal."""
         return [
             head for head in range(len(self.irs))
             if not self.at_all_lengths(head) and not proved(self.question(head, sizes, params))
@@ -252,8 +253,8 @@ class Both:
     ) -> Question:  # fmt: skip
         """The difference on one head, at all lengths or at these."""
         left, right = self.irs[head]
-        right_keep, apart = _apart(left, right)
-        decls = {decl.arrays: decl for decl in (*left.data, *apart)}
+        right_keep, right_decls = _apart(left, right)
+        decls = {decl.arrays: decl for decl in (*left.data, *right_decls)}
         n_q, n_kv = sizes or (None, None)
         given = tuple((name, int(x)) for name, x in params.items() if name in self.params)
         inside = [None if fitting == ANY_LENGTH else fitting for fitting in self.lengths]
@@ -268,7 +269,7 @@ class Both:
         self, heads: Sequence[int], sizes: tuple[int, int] | None = None,
         params: Mapping[str, object] = _NOTHING,
     ) -> Difference | None:  # fmt: skip
-        """A difference on one of the heads: where isl finds a point, else among random data."""
+        """Search a difference on one of the heads: with isl, then with random data."""
         for head in heads:
             asked = self.question(head, sizes, params)
             for candidate in candidates(asked):
@@ -285,7 +286,7 @@ class Both:
         return None
 
     def _confirmed(self, candidate: CandidatePair, head: int) -> Difference | None:
-        """The difference at a point by the dense definition; None where the masks agree there."""
+        """The difference at a point by the dense definition; None if the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
             return None
@@ -318,7 +319,7 @@ class Both:
         return one, other
 
     def _tried(self, n_q: int, n_kv: int, data: Mapping[str, object]) -> Difference | None:
-        """The difference with these data; None where there is none, or a mask refuses the data."""
+        """The difference with these data; None if there is none, or a mask refuses the data."""
         try:
             return self.at(n_q, n_kv, data)
         except CheckFailed:
@@ -333,8 +334,7 @@ class Both:
         that have one, and how many there are in all.
 
         Raises:
-            CheckFailed: the definition says otherwise; a mistake of maskc.
-            MC3xx for data.
+            CheckFailed: the dense definition disagrees, a defect of maskc. MC3xx for data.
         """
         left, right = (self._bound(side, n_q, n_kv, data) for side in (0, 1))
         heads, sequences = max(left.heads, right.heads), max(left.sequences, right.sequences)
@@ -412,8 +412,8 @@ def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
 
 
 def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
-    """The second formula and its declarations, with names of their own for arrays that the first
-    one reads otherwise."""
+    """Return the second formula and its declarations, with new names for arrays that the first one
+    reads in another way."""
     known = {decl.name: set[DataDecl]() for decl in left.data}
     for decl in left.data:
         known[decl.name].add(_unpromised(decl))
@@ -432,7 +432,7 @@ def _unpromised(decl: DataDecl) -> DataDecl:
 
 
 def _goes_with(decl: DataDecl, known: set[DataDecl]) -> bool:
-    """Whether declarations of one name may be of one array: flags may be read on both sides."""
+    """Whether two declarations of one name may share an array: flags may be read on both sides."""
     flags = {decl_of.kind for decl_of in (decl, *known)} == {DataKind.flags}
     others = {decl_of for decl_of in known if not flags or decl_of.arrays == decl.arrays}
     return others <= {_unpromised(decl)}

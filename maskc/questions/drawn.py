@@ -1,4 +1,4 @@
-"""Data for masks: what a found point needs, and random ones."""
+"""Data for masks: completed from a given point, and random."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ _ROUNDS = 4
 def lengths(
     formulas: Sequence[Expr], decls: Sequence[DataDecl], inside: tuple[range, range]
 ) -> list[tuple[int, int]]:
-    """Lengths to try: small ones, those that captured tables fit, and some beyond all constants.
+    """Return lengths to try: small ones, lengths that fit captured tables, and some beyond all
+    constants.
 
     Args:
         inside: the queries and keys that the masks hold for.

@@ -20,7 +20,7 @@ ANY_LENGTH = range(MAX_LENGTH + 1)
 def lengths_of(*masks: Mask) -> tuple[range, range]:
     """The numbers of queries and of keys that masks hold for, all of them together.
 
-    A range is empty where no number fits, and ANY_LENGTH where every one does.
+    A range is empty if no number fits, and ANY_LENGTH where every one does.
     """
     from maskc.dsl.nodes import Where, walk
 
@@ -40,7 +40,7 @@ def _common(one: range, other: range) -> range:
 
 
 def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
-    """The lengths that fit the tables written in a mask; None where it has none."""
+    """The lengths that fit the tables written in a mask; None if it has none."""
     from maskc.core.data import DataKind
     from maskc.dsl.nodes import walk
 

@@ -74,13 +74,13 @@ class MaskAtLengths:
         return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
 
     def extents(self, ir: MaskIR) -> tuple[int, int]:
-        """(sequences, heads) that the arrays of one mask tell apart."""
+        """Return the numbers of sequences and heads that differ in the arrays of one mask."""
         return extents(recipe_of(ir), self.arrays)
 
     def sets(
         self, heads: Iterable[int], sequences: Iterable[int]
     ) -> Iterator[tuple[int, int, int]]:
-        """(head, sequence, how many of these have the same set) of all that may differ."""
+        """Yield (head, sequence, number of pairs of both with the same set)."""
         groups: dict[object, tuple[int, int, int]] = {}
         for batch, head in product(sequences, heads):
             mark = self.mark(head, batch)
@@ -116,7 +116,7 @@ def _content(table: np.ndarray | Chosen) -> bytes:
 
 
 def recipe_of(ir: MaskIR) -> LayoutRecipe:
-    """A recipe that only says what the mask reads."""
+    """Return a recipe that only lists the arrays of the mask."""
     return LayoutRecipe(_ANY_TILE, ir.keep, None)
 
 
@@ -168,7 +168,7 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
 
 
 def _check_heads(asked: MaskAtLengths, n_heads: int | None) -> None:
-    """Check that all arrays that tell heads apart have the same number of heads.
+    """Check that all arrays with a dimension of heads have the same number of heads.
 
     Raises:
         DataShape: an array has another number of heads.

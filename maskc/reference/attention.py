@@ -232,7 +232,8 @@ def _row(
 def _softmax(scores: np.ndarray) -> np.ndarray:
     """The weights of scores, float64 [count]; all 0 where all scores are -inf.
 
-    They do not come from the log-sum-exp, in which scores far from 0 leave no digits for the sum.
+    They are not computed from the log-sum-exp, in which scores far from 0 leave no digits for the
+    sum.
     """
     top = np.max(scores)
     weights = np.zeros(len(scores)) if top == -np.inf else np.exp(scores - top)

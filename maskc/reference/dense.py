@@ -49,11 +49,11 @@ def dense(
         mask: any mask, run-time selections included.
         n_q: queries; n_kv: keys, n_q when None.
         n_heads: query heads; needed where the mask differs between heads by a formula or by
-            `heads`. Where it has a mask per head, that many are there; where only arrays or the
+            `heads`. If it has a mask per head, that many are there; where only arrays or the
             scores differ, their own dimension of heads tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
-            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
+            n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. If
             `data` holds what a selection's own score is made of (`q` and `k`, or `index_q`,
             `index_k` and `index_w`), it ranks by that instead.
         head, batch: one head and one sequence only; all of them when None.
@@ -107,9 +107,9 @@ def row(
 
 
 def axes_given(mask: Mask, data: Mapping[str, object]) -> tuple[int, int]:
-    """The sequences and heads that arrays and scores of a question tell apart.
+    """Return the numbers of sequences and heads that differ in arrays and scores.
 
-    An array counts whether or not the set depends on it; a number is 1 where no array has such a
+    Every array counts, even if the set does not depend on it. A number is 1 if no array has the
     dimension.
     """
     nodes = list(N.walk(mask))
@@ -129,9 +129,9 @@ class _At:
     """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
-    """The number of sequences; None where no array has a batch dimension."""
+    """The number of sequences; None if no array has a batch dimension."""
     heads: int | None
-    """The number of heads; None where nothing says."""
+    """The number of heads; None if nothing says."""
 
     def differs_by_head(self) -> bool:
         """Whether a node of the mask read the head, once one head was evaluated.
@@ -172,7 +172,7 @@ def _at(
 def _sequences(
     nodes: list[N.Node], wanted: dict[str, DataDecl], arrays: Arrays, ranking: Rankings
 ) -> int | None:
-    """The number of sequences; None where no array has a dimension for them."""
+    """The number of sequences; None if no array has a dimension for them."""
     count = given.batch_of(wanted, arrays)
     captured = [leading(decl)[0] for node in nodes for decl in _captured(node)]
     if any(sequences > 1 for sequences in captured):
@@ -275,7 +275,7 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
 
 
 def _heads_told(node: N.Node, data: Arrays, scores: Rankings) -> Iterator[int]:
-    """The heads that the arrays and scores of a node tell apart."""
+    """Return the number of heads that differ in the arrays and scores of a node."""
     yield from (leading(decl)[1] for decl in _captured(node))
     yield from (count for _, count in _heads_of_data(node, data))
     if isinstance(node, N.TopK) and node in scores and node.share != "all":
@@ -293,7 +293,7 @@ def _heads_of_data(node: N.Node, data: Arrays) -> Iterator[tuple[DataDecl, int]]
 
 
 def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
-    """The number of query heads; None where nothing says."""
+    """The number of query heads; None if nothing says."""
     heads = n_heads
     for node in nodes:
         if (count := node.own_heads) is not None and not node.decls:
@@ -337,7 +337,7 @@ def _scope(n_q: int, n_kv: int, params: set[str], data: Mapping[str, object]) ->
 
 
 def _parameter(name: str, value: Any) -> int:
-    """A parameter's value: what a literal in its place may be.
+    """Return the value of a parameter, with the limits of a literal.
 
     Raises:
         DataType, DataRange: no integer, or not in 0..2^30.

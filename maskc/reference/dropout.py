@@ -1,6 +1,6 @@
-"""Which weights dropout keeps, as a definition.
+"""The definition of the weights that dropout keeps.
 
-A pair's decision is a function of (seed, batch, query head, q, k) and of the rate alone. Philox
+Whether a pair is kept is a function of (seed, batch, query head, q, k) and the rate only. Philox
 4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) turns a counter and a key of two words, the seed,
 into 128 bits. A pair takes 16 of them: its number. It is kept where that number is not below
 `dropped`, the rate in parts of 2^16. Kept weights are multiplied by 2^16 / (2^16 - dropped), so

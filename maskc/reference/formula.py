@@ -1,6 +1,6 @@
 """The value of a formula at every pair of a mask, node by node in plain NumPy.
 
-Written apart from the evaluator the compiler uses, which this one judges.
+It shares no code with the evaluator of the compiler, which is tested against it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def read(decl: DataDecl, raw: object) -> Read:
     Raises:
         DataShape: a pair is needed and something else was given.
         DataType: the elements are neither integers nor booleans.
-        NotAnArray: something is no array.
+        NotAnArray: something is not an array.
     """
     match decl.kind:
         case DataKind.documents:
@@ -112,7 +112,7 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
 
 
 def parts(value: Read) -> tuple[Read, ...]:
-    """The two of a pair; the one thing where it is none."""
+    """Return both items of a pair; a single item otherwise."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -136,7 +136,7 @@ def _has_heads(decl: DataDecl, array: np.ndarray) -> bool:
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
-    """The size of the leading batch dimension, None where nothing has one.
+    """The size of the leading batch dimension, None if nothing has one.
 
     Raises:
         DataShape: two arrays disagree.
@@ -239,7 +239,7 @@ def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.n
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
-    """The tokens that the queries, or the keys, are, int64 [count]: the last ones of all, or the
+    """Return the tokens of the queries, or of the keys, int64 [count]: the last ones of all, or the
     first."""
     return np.arange(count) + (0 if decl.from_start else of - count)
 
@@ -285,7 +285,7 @@ def ancestors(
         tokens: of the rows; all of them when None.
 
     Raises:
-        DataRange: the parents are no forest (MC305).
+        DataRange: the parents do not form a forest (MC305).
     """
     parent = vector(name, np.asarray(parents.array), length)
     rows = range(length) if tokens is None else tokens.tolist()

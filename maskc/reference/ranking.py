@@ -23,14 +23,14 @@ TENSORS = ("q", "k", "index_q", "index_k", "index_w")
 
 
 def needs(mask: N.TopK) -> tuple[str, ...]:
-    """The tensors that its own score is made of; none where the call brings the scores."""
+    """The tensors from which its score is computed; empty if the call passes the scores."""
     return {"indexer": TENSORS[2:], "given": ()}.get(mask.score, TENSORS[:2])
 
 
 def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     """One score per pair, or per block of queries and of keys for "block_mean".
 
-    Where blocks count from positions it is per pair, too: the mean of a block's products is the
+    Where blocks count from positions it is per pair too: the mean of a block's products is the
     product of its means.
 
     Args:

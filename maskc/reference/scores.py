@@ -2,7 +2,7 @@
 
 Every part of a formula has a value and its derivatives by s and by the entries of tables that it
 was made of. Indices are those of NumPy: below 0 they count from the end, a dimension of one entry
-is shared by all, and dimensions that are missing in front are, too; outside of a table lies NaN.
+is shared by all, and dimensions that are missing in front are too; outside of a table lies NaN.
 Of two equal numbers min and max take half of each.
 """
 

@@ -23,7 +23,7 @@ _ALIKE = frozenset({
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.random,
     DataKind.selection,
 })  # fmt: skip
-"""Data that do not differ by head, unless a call gives rows for heads."""
+"""Data that do not differ by head, unless a call passes rows for heads."""
 
 
 class Run(NamedTuple):
@@ -33,7 +33,7 @@ class Run(NamedTuple):
     kv_heads: slice
     alpha: float
     picked: tuple[int, ...] = ()
-    """Where all heads run, those whose results count; empty: all that run."""
+    """Heads whose results count, in a run of all heads; empty: every head of the run."""
 
 
 def runs_of(
@@ -83,7 +83,7 @@ def runs_of(
 
 
 def _apart(bundle: Bundle, data: Mapping[str, Any]) -> bool:
-    """Whether some heads of a call may run without the others."""
+    """Whether a subset of the heads of a call may run alone."""
     alike = (decl.name for decl in bundle.data if decl.kind in _ALIKE and decl.from_caller)
     if any(_gives_heads(data.get(name)) for name in alike):
         return False
@@ -123,7 +123,7 @@ def forward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tup
 
 
 def backward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tuple[Any, ...]:
-    """(dq, dk, dv), then dalibi_slopes if slopes were given; those of k and v are added up in
+    """Return (dq, dk, dv), then dalibi_slopes if slopes were given. dk and dv are summed in
     fp32."""
     slopes = call.options.alibi_slopes
     dq, dslopes, sums = [], [], _Sums(call.k, call.v)

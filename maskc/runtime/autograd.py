@@ -1,4 +1,4 @@
-"""Which calls torch must see: it then records, traces or answers them by itself.
+"""Decide which calls must go through torch, so that it can record, trace or dispatch them.
 
 torch is never imported here: a process that has torch tensors has it already.
 """
@@ -13,7 +13,7 @@ from maskc.core.tensors import torch_of
 
 _NOTHING: Mapping[str, Any] = {}
 _PLAIN = {type(None), bool, int, float, str}
-"""Types of options that torch has no part in."""
+"""Types of options that never involve torch."""
 
 
 def needs_torch(
@@ -22,13 +22,12 @@ def needs_torch(
 ) -> bool:  # fmt: skip
     """Whether torch must see a call before it is launched.
 
-    It must where a gradient is wanted, where a compiler or `torch.jit.trace` traces, where a
-    dispatch mode or a subclass of Tensor takes part, and where forward-mode differentiation might.
-    Every call pays for these checks, some 0.3 us. What makes a launch fail is looked for
-    afterwards, see `torch_answers`.
+    It must if a gradient is required, if a compiler or `torch.jit.trace` traces, or if a dispatch
+    mode, a subclass of Tensor or forward-mode differentiation takes part. Every call pays about 0.3
+    us for these checks. Rare cases are checked only after a launch has failed, see `torch_answers`.
 
     Args:
-        q, k, v, slopes, sinks: arrays of any library; None where there is none.
+        q, k, v, slopes, sinks: arrays of any library; None if there is none.
         data: further keywords of the call.
     """
     torch = torch_of(q)
@@ -69,7 +68,7 @@ def is_compiling(q: Any) -> bool:
 
 
 def is_traced(torch: Any) -> bool:
-    """Whether torch.compile or torch.jit.trace records what is computed now."""
+    """Whether torch.compile or torch.jit.trace is recording."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
@@ -99,15 +98,15 @@ def takes_part(x: Any) -> bool:
 
 _TAKES_PART: dict[type, bool] = {}
 TAKING_NONE: set[type] = set()
-"""Types that take no part, as far as they were met."""
+"""Types seen so far that do not take part."""
 
 UNFIT = (NotAnArray, WrongDevice, WrongDType)
 """Errors of a launch for tensors that torch may still handle."""
 
 
 def torch_answers(q: Any) -> bool:
-    """Whether a call whose tensors are unfit for a launch is one for torch: autocast casts them,
-    the meta device answers with shapes, and a transform of torch.func is refused as such."""
+    """Whether torch should run a call after its tensors were unfit for a launch. Autocast casts
+    them, the meta device returns shapes, and transforms of torch.func raise their own error."""
     torch = torch_of(q)
     return (
         torch is not None

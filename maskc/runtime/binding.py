@@ -45,7 +45,7 @@ class _Known:
     mark: list[object]
     bound: Bound
     size: int
-    """Bytes that this keeps alive, about."""
+    """Approximate number of bytes that this keeps alive."""
 
 
 _MOST_KNOWN = 4
@@ -62,9 +62,9 @@ class Binder:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self.reads_data = any(decl.from_caller or decl.held for decl in bundle.data)
-        """Whether a call must pass data, or the mask brings what its formulas captured."""
+        """Whether the mask reads data, passed by calls or captured by its formulas."""
         self.needs_data = self.reads_data or bool(bundle.selections)
-        """Whether a call's mask is more than its lengths and parameters."""
+        """Whether the mask of a call depends on more than its lengths and parameters."""
         self.default = Bound({}, {}, None) if self.needs_data else self._plain({})
         """The binding of a call without keywords, if the mask needs no data."""
         self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
@@ -114,9 +114,9 @@ class Binder:
     def bind(self, keywords: Mapping[str, object], n_q: int, n_kv: int) -> Bound:
         """Parameters, and data as int32 arrays.
 
-        Data are known by their content, never by identity: an array changed in place is a new
-        one, an array equal to that of a recent call costs a comparison and nothing more. Data on
-        a GPU are copied to the host here, every time, which waits for the device.
+        Data are identified by their content: an array that was changed in place counts as new, and
+            an array equal to one of a recent call costs only a comparison. Data on a GPU are copied
+            to the host every time, which waits for the device.
 
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.
@@ -153,21 +153,22 @@ class Binder:
         return bound
 
     def _longest(self, given: Mapping[str, object]) -> int | None:
-        """The longest of the documents of a mask that reads nothing else."""
+        """Return the length of the longest document, for a mask that reads no other data."""
         (decl, *others) = self._bundle.data
         if others or decl.held or decl.kind is not DataKind.documents:
             return None
         return longest_promised(decl.name, given[decl.name])
 
     def _remember(self, call: _Known) -> None:
-        """Put a call first, dropping the last ones where they are too many or too large."""
+        """Put a call first in the cache; drop the last ones if the cache has too many calls or
+        bytes."""
         kept = [call, *self._known][:_MOST_KNOWN]
         while sum(one.size for one in kept) > _MOST_BYTES:
             kept.pop()
         self._known = tuple(kept)
 
     def completed(self, bound: Bound, n_q: int, n_kv: int) -> Bound:
-        """The call with the arrays that lengths decide."""
+        """Return the call with its length-dependent arrays computed."""
         if bound.arrays or bound.given is not None or not self._bundle.data:
             return bound
         return replace(bound, arrays=bind_arrays(self._bundle.data, {}, n_q, n_kv))
@@ -190,8 +191,8 @@ class Binder:
 
 
 def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies, as the caller may write into what some of them are; one that has two names stays
-    one."""
+    """Copy arrays, because the caller may write into them later; one array under two names is
+    copied once."""
     made = {
         id(values): values if isinstance(values, Chosen) else values.copy()
         for values in arrays.values()
@@ -233,7 +234,7 @@ _PLAIN_BYTES = 64
 
 
 def _mark_all(keywords: Mapping[str, object], mark: list[object]) -> int:
-    """Append to a mark what tells these keywords from all others; see `_mark`."""
+    """Append an encoding of these keywords to a mark; see `_mark`."""
     room = _MOST_MARKED
     for name, given in keywords.items():
         mark.append(name)
@@ -244,7 +245,7 @@ def _mark_all(keywords: Mapping[str, object], mark: list[object]) -> int:
 
 
 def _mark(given: Any, mark: list[object], room: int) -> int:
-    """Append to a mark what tells a value from all others: types, shapes and contents.
+    """Append a unique encoding of a value to a mark: type, shape and content.
 
     Args:
         given: an integer; an array of integers or booleans of NumPy or torch on the host; a tuple
@@ -253,7 +254,7 @@ def _mark(given: Any, mark: list[object], room: int) -> int:
         room: bytes that are left.
 
     Returns:
-        Bytes that are left then; negative where the value is none of these, or too large.
+        Bytes that are left afterwards; negative if the value is of another type, or too large.
     """
     kind = type(given)
     if kind is np.ndarray:

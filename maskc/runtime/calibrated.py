@@ -23,8 +23,8 @@ def coefficients(target: str, gpu: Gpu) -> Tables:
         gpu: the card.
 
     Returns:
-        The calibrated ones where there are some; coefficients that the calibration did not measure,
-        and those of other cards, come from cost.toml.
+        The calibrated coefficients. Those that were not calibrated, and those of other cards, come
+        from cost.toml.
     """
     return _coefficients(open_cache(), target, gpu)
 

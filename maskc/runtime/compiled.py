@@ -1,4 +1,4 @@
-"""The callable that a compiled mask is."""
+"""CompiledMask: a compiled mask as a callable."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ from maskc.runtime.torch_calls import entmax_by_head, through_torch
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
-"""Kinds of calls whose latest one is remembered."""
+"""The number of kinds of calls for which the latest call is cached."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 _USUAL = plan_options(_QKV, True, 0.0, False)
 """A forward pass without options."""
 _WHOLE = "whole"
-"""The key of kernels that run a mask in no parts."""
+"""The key of kernels that run a mask as a whole."""
 
 
 class Runner(Protocol):
@@ -99,16 +99,16 @@ class Runner(Protocol):
 class CompiledMask:
     """Attention restricted to a mask, for one target; safe to call from several threads.
 
-    `Mask.compile` makes one. Kernels are built on first use, or by `warmup`; later calls only
-    launch, on the caller's current stream, and nothing waits. Arrays may be torch, CuPy or NumPy
-    arrays, or anything with DLPack or `__cuda_array_interface__`; results follow q in library,
-    device and dtype.
+    `Mask.compile` returns one. Kernels are built on first use, or by `warmup`. Later calls only
+    launch kernels on the caller's current stream and do not wait. Arrays may be torch, CuPy or
+    NumPy arrays, or anything with DLPack or `__cuda_array_interface__`. Results have the library,
+    device and dtype of q.
 
     With alpha-entmax, a = alpha - 1, a row's weights are max(0, 1 + a * (score - lse)) ** (1 / a)
-    (Peters, Niculae and Martins, 2019): its lse is softmax's as alpha falls to 1, and the
-    threshold tau of a * score is a * lse - 1.
+    (Peters, Niculae and Martins, 2019). lse approaches that of softmax as alpha approaches 1, and
+    the threshold tau of a * score is a * lse - 1.
 
-    To capture a call in a CUDA graph, make a call with the same shapes and data before.
+    Before you capture a call in a CUDA graph, make one call with the same shapes and data.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class CompiledMask:
             bundle: what compilation gave.
             target: one of its targets; None takes what this machine has.
             report: writes what explain() returns; None takes the bundle's own text.
-            in_parts: whether a mask that has parts runs in them wherever they hold, or never;
-                None: where they take less time.
+            in_parts: True runs a mask in parts whenever possible, False never; None: whenever that
+                is predicted to be faster.
             held: the arrays that formulas of the mask captured.
             inputs: what a score formula reads; None takes the names of its slots.
-            runner: runs calls in place of kernels; None: there is none.
+            runner: runs calls instead of kernels; None: kernels run.
 
         Raises:
             UnknownTarget: the bundle has no source for it (MC502).
@@ -135,8 +135,8 @@ class CompiledMask:
         """
         targets = [unit.target for unit in bundle.units]
         if target is None:
-            usual = default_target(bundle.problem)
-            target = usual if usual in targets else targets[0]
+            default = default_target(bundle.problem)
+            target = default if default in targets else targets[0]
         unit = bundle.unit(target)
         if unit is None:
             raise UnknownTarget(target, ", ".join(targets), at="target")
@@ -240,7 +240,8 @@ class CompiledMask:
         return self._planner.gatherer is not None
 
     def of_any_dtype(self) -> Self:
-        """Return these kernels, with separate kernels for calls in other dtypes."""
+        """Return a mask that uses these kernels for its dtype and compiles others for other
+        dtypes."""
         self._of_dtypes = {}
         return self
 
@@ -251,7 +252,8 @@ class CompiledMask:
         return self.of_dtype(dtype_of_call(q))
 
     def of_dtype(self, dtype: object) -> CompiledMask:
-        """Return the kernels for a dtype; these, which refuse it, if there are no others."""
+        """Return the kernels for a dtype. If there are none, return these, which raise an error for
+        it."""
         known = self._of_dtypes
         if known is None:
             return self
@@ -276,7 +278,8 @@ class CompiledMask:
         return other if self._on_device else other.choosing_on_host()
 
     def choosing_on_host(self) -> CompiledMask:
-        """Return the same kernels with lists built by the host, so that it knows the selection."""
+        """Return the same kernels with lists built on the host, so that the host knows the
+        selection."""
         if self.target.language == "c" or not self._on_device:
             return self
         if self._on_host is None:
@@ -400,8 +403,9 @@ class CompiledMask:
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         """Compute softmax(scale * q k^T, restricted to the mask) v.
 
-        Torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
-        the same without a graph. Under torch.autocast q, k and v are cast to the kernel's dtype.
+        Results of torch tensors are differentiable, as from `maskc.attention`; `launch` does the
+        same without an autograd graph. Under torch.autocast q, k and v are cast to the kernel's
+        dtype.
 
         Args:
             q: queries [B, Hq, Nq, D] in the kernel's dtype; any strides with a contiguous last
@@ -415,31 +419,31 @@ class CompiledMask:
                 position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
             normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
-            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. An array [Hq], or
-                [], gives each head its own: heads with one alpha run together, and the host reads
-                it, which waits. A torch tensor that requires grad gets its gradient.
-            nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
-                which costs time; the CPU is always exact.
-            deterministic: gradients of torch tensors have the same bits on every run; also whenever
-                torch.use_deterministic_algorithms(True) is in force. Results have the same bits on
-                every run anyway; with True, those of a sequence do not depend on the others of the
-                batch either, which makes decoding slower where a batch is small.
-            dropout_p: weights are dropped with this probability, after the normaliser, and the
-                others multiplied by 1 / (1 - p); lse does not see it. The rate is rounded to a
-                multiple of 2^-16.
-            dropout_seed: decides which ones, with the place of a pair and nothing else: an integer
-                of 64 bits, or an array of one int64 on the device of q. Torch tensors take one from
-                their device's default generator when None.
-            return_selection: also return what run-time selections chose, where the host chooses
-                (cpu, simt, and blocks of keys).
+            alpha: alpha of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. An array [Hq]
+                has one alpha per head, and an array [] one for all. The host reads the array and
+                waits; heads with equal alpha run together. A torch tensor that requires grad gets
+                its gradient.
+            nan_safe: on GPUs, guarantee that non-finite rows of v never reach a query that does not
+                see them, which takes more time. The CPU always guarantees it.
+            deterministic: make gradients of torch tensors bitwise deterministic; also whenever
+                torch.use_deterministic_algorithms(True) is in force. Results of forward passes
+                always are. With True they are also batch-invariant: a sequence's results do not
+                depend on the other sequences. This makes decoding of small batches slower.
+            dropout_p: probability of dropping a weight after the softmax; the other weights are
+                multiplied by 1 / (1 - p). lse is not affected. Rounded to a multiple of 2^-16.
+            dropout_seed: a 64-bit integer, or an array of one int64 on the device of q. The seed
+                and the place of a pair alone decide whether its weight is dropped. None takes a
+                seed from the default generator of the tensors' device (torch only).
+            return_selection: also return the keys or blocks that run-time selections chose (on cpu
+                and simt; blocks of keys on every target).
             indexer_loss: also return the loss that trains the ranking of topk, for torch tensors.
-                The attention weights at the chosen keys are added up over heads and normalised. The
-                loss of a query is the KL divergence of the ranking's softmax over these keys from
-                them (DeepSeek-AI, 2025). It has gradients for `index_q`, `index_k` and `index_w`,
-                or for `scores`, alone.
-            **data: the mask's data and parameters by name. Data on the host are known by content:
-                new data make a new layout. Data on the card stay there, and lists of tiles are made
-                there while nothing waits.
+                The target distribution of a query is its attention weights at the chosen keys,
+                summed over heads and normalised. The loss is the KL divergence from this target to
+                the softmax of the ranking over the same keys (DeepSeek-AI, 2025). Only `index_q`,
+                `index_k` and `index_w`, or `scores`, get gradients.
+            **data: the mask's data and parameters by name. Data on the host are identified by
+                content, and new data need a new layout. Data on the GPU stay there: tile lists are
+                built there, and the host does not wait.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -449,9 +453,9 @@ class CompiledMask:
             adds the loss, fp32 [B, Nq].
 
         Raises:
-            NothingSelected, SelectionNotListed, NoIndexerLoss: there is no such thing (MC460 to
-                MC462).
-            TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
+            NothingSelected, SelectionNotListed, NoIndexerLoss: `return_selection` or `indexer_loss`
+                is not available for this mask (MC460 to MC462).
+            TargetNotBuilt: a gradient is required and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
         options, data = CallOptions.read(keywords) if keywords else (DEFAULTS, keywords)
@@ -624,7 +628,7 @@ class CompiledMask:
         deterministic: bool = False, nan_safe: bool = False, dropout_p: float = 0.0,
         dropout_seed: Any = None, **data: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Gradients of a call, from its inputs and results.
+        """Compute the gradients of a call from its inputs and results.
 
         Options and data must be those of the call. The results have no autograd graph.
 
@@ -632,8 +636,8 @@ class CompiledMask:
             q: queries [B, Hq, Nq, D].
             k: keys [B, Hkv, Nkv, D].
             v: values [B, Hkv, Nkv, Dv].
-            out: what the call returned [B, Hq, Nq, Dv], in any strides with contiguous rows.
-            lse: what the call returned with return_lse=True, fp32 [B, Hq, Nq].
+            out: the result of the call [B, Hq, Nq, Dv], in any strides with contiguous rows.
+            lse: the lse of the call, fp32 [B, Hq, Nq].
             dout: gradient of out, of the same shape and dtype.
             scale: as in the call.
             softcap: as in the call.
@@ -641,7 +645,7 @@ class CompiledMask:
             sink_logits: as in the call.
             normalizer: as in the call.
             alpha: as in the call.
-            deterministic: the same bits on every run on cards alike; the CPU always gives them.
+            deterministic: bitwise deterministic on cards of one model; the CPU always is.
             nan_safe: as in the call.
             dropout_p: as in the call.
             dropout_seed: as in the call, where it must have been given.
@@ -653,7 +657,7 @@ class CompiledMask:
 
         Raises:
             TargetNotBuilt: this target has no backward kernels (MC503).
-            TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
+            TooFewMultiprocessors: a deterministic pass could deadlock on this stream (MC410).
             MaskcError: as in the call.
         """
         options = CallOptions(
@@ -725,10 +729,11 @@ class CompiledMask:
         return gradients
 
     def _adds_by_distance(self, call: AttentionCall) -> bool:
-        """Whether a mask with parts should run whole because tables need gradients.
+        """Whether a mask should run as a whole because tables that are read by distance need
+        gradients.
 
-        For tables read by distance, kernels of whole tiles sum diagonals, and parts add pair by
-        pair (window 128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms).
+        For such tables, kernels of whole tiles sum diagonals, while parts add pair by pair (window
+        128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms).
         """
         score = self._score
         return (
@@ -819,11 +824,12 @@ class CompiledMask:
     # -------------------------------------------------------------- kernels
 
     def warmup(self, features: Iterable[Feature | str] = ()) -> None:
-        """Build and load now what calls would build on first use; after it nothing compiles.
+        """Build and load all kernels now instead of on first use, so that later calls compile
+        nothing.
 
         Args:
-            features: what the calls will ask for, all together: `softcap`, `alibi`, `sinks`,
-                `entmax`, `nan_safe`, `dropout`. Other combinations are other kernels: warm up each.
+            features: options that the calls will use together: `softcap`, `alibi`, `sinks`,
+                `entmax`, `nan_safe`, `dropout`. Each combination has its own kernels; warm up each.
 
         Raises:
             BadOption: a feature is unknown (MC407).
@@ -843,7 +849,7 @@ class CompiledMask:
     def reports(self) -> Mapping[Features, BuildReport]:
         """Build reports by features: toolchain, flags, registers, spills.
 
-        Where several sources were built for the same features, the report is the forward pass's.
+        If several sources were built for the same features, it is the report of the forward pass.
         """
         return self._planner.whole.kernels.reports
 
@@ -851,8 +857,8 @@ class CompiledMask:
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
         """Build reports by source, mode and features.
 
-        A source is named after its target, with `_small` for smaller tiles, `_choose` for the
-        search for chosen keys and `_backward` for a source of its own. Where a mask runs in parts,
+        A source is named after its target, with `_small` for smaller tiles, `_choose` for finding
+        the chosen keys, and `_backward` for a separate backward source. If a mask runs in parts,
         the part's name comes first.
         """
         return self._planner.all_reports
@@ -866,10 +872,11 @@ class CompiledMask:
         return self  # nothing of it ever changes, and kernels are built once
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Bundle and target, and the mask where it is known: a new process builds anew.
+        """Pickle the bundle, the target and the mask if it is known; another process builds kernels
+        again.
 
-        Where the package that reads it is not the one that wrote it, kernels and runtime may not
-        fit; then the mask is compiled again, and without it StalePickle is raised.
+        Another version of the package compiles the mask again, because kernels and runtime may not
+        fit. If the pickle has no mask, it raises StalePickle.
         """
         recipe = self._report if hasattr(self._report, "compile") else None
         made = self.target.name, recipe, self._in_parts, self.held, self._of_dtypes is not None
@@ -879,7 +886,8 @@ class CompiledMask:
 
     @property
     def identity(self) -> str:
-        """Text that is equal where two compiled masks compute the same in the same way.
+        """A text that is equal for two compiled masks if they compute the same result with the same
+        kernels.
 
         It does not depend on the process.
         """
@@ -893,8 +901,8 @@ class CompiledMask:
     def last_sources(self) -> tuple[str, ...]:
         """Names of the kernels that the latest call ran, in order, each with its mode.
 
-        They tell which of several sources ran, and how many parts. The tuple is empty where the
-        host chose for run-time selections.
+        They show which of several sources ran, and in how many parts. The tuple is empty if the
+        host selected keys.
         """
         plan = self._last[1]
         return () if plan is None else plan.sources
@@ -903,8 +911,8 @@ class CompiledMask:
     def last_layouts(self) -> tuple[str, ...]:
         """Origins of the tiles of each of `last_sources`.
 
-        `closed form`: kernels compute a range of tiles. `host lists`: the host listed the tiles.
-        `device lists`: a kernel listed them, from data on the GPU.
+        `closed form`: kernels compute a range of tiles. `host lists`: the host built the lists.
+            `device lists`: a kernel built them, from data on the GPU.
         """
         plan = self._last[1]
         return () if plan is None else plan.layouts
@@ -941,7 +949,8 @@ class CompiledMask:
         return page(repr(self), [], []) + drawn
 
     def explain(self) -> str:
-        """A report: why this plan, what it costs, and when dense attention would be faster.
+        """Return a report: the plan with its reasons, its cost, and when dense attention would be
+        faster.
 
         Returns:
             The report as text.
@@ -952,10 +961,10 @@ class CompiledMask:
         self, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] | None = None,
         head: int | None = None, batch: int | None = None, **data: Any,
     ) -> BlockLayout:  # fmt: skip
-        """The live tiles of the whole mask at these lengths.
+        """Return the live tiles of the whole mask at these lengths.
 
-        A call may run it in parts or in smaller tiles, see `explain`. Where kernels choose keys one
-        by one, it is the mask with all candidates.
+        A call may run the mask in parts or in smaller tiles, see `explain`. For a selection of
+        single keys, all candidates count as live.
 
         Args:
             n_q: queries.
@@ -969,8 +978,8 @@ class CompiledMask:
             The tiles of one head of one sequence, as `Mask.layout` gives them.
 
         Raises:
-            OneOfSeveral: heads or sequences differ, and nobody says which one (MC310).
-            BadLength: a length is no integer, or out of range (MC306).
+            OneOfSeveral: heads or sequences differ, and none is selected (MC310).
+            BadLength: a length is not an integer, or out of range (MC306).
             BadBlock: `block` is not two integers in range (MC307).
             NoSuchHead: `head` does not exist (MC113).
             MaskcError: a mistake in data (MC301 to MC305).
@@ -1011,8 +1020,8 @@ def _planned(
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)
     scalars = None if scale is None and softcap is None else numbers(scale, softcap)
-    usual = alpha is None and normalizer == "softmax"
-    alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
+    is_softmax = alpha is None and normalizer == "softmax"
+    alpha_1 = 0.0 if is_softmax else alpha_less_1(normalizer, alpha)
     exactly = bool(deterministic)
     return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
 

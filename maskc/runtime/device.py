@@ -1,4 +1,4 @@
-"""Which target this machine is for."""
+"""Find the best target of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUDA = tuple(
         key=lambda name: -TARGETS[name].capability,
     )
 )
-"""CUDA targets in order of preference: the newest card's first."""
+"""CUDA targets in order of preference, the target of the newest cards first."""
 
 
 def runs(target: Target, index: int) -> bool:
@@ -39,8 +39,8 @@ def default_target(problem: Problem | None = None) -> str:
     """The best target of the first visible NVIDIA GPU, else `cpu`.
 
     `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on, and `simt` from 7.0 on
-    where these have no kernel for the problem. Never raises: without a driver, a device or CuPy the
-    answer is `cpu`, and so it is for a problem that no CUDA target has a kernel for.
+    where these have no kernel for the problem. Never raises: returns `cpu` if there is no driver,
+        device or CuPy, or no CUDA kernel for the problem.
 
     Args:
         problem: what the kernel is for, where it is known.
@@ -69,7 +69,7 @@ def first_card() -> Gpu | None:
 def on_this_card(bundle: Bundle) -> Bundle:
     """Return the bundle with the costs of the first visible GPU, by which calls choose programs.
 
-    It is the same bundle where these are the costs that it was planned with.
+    Returns the same object if the bundle was planned with these costs.
     """
     gpu = first_card()
     if gpu is None:

@@ -1,8 +1,8 @@
 """Dropout: its kernels, and its arguments in a call.
 
-They are kernels of their own, compiled when a call first needs them, so that others have no trace
-of dropout. Rate and seed lie behind `struct Attention` and are no part of a plan: a new seed costs
-nothing. `reference/dropout.py` defines which weights stay.
+Calls with dropout have separate kernels, compiled on first use, so that other kernels contain no
+dropout code. Rate and seed are stored after `struct Attention` and are not part of a plan, so a new
+seed costs nothing. `reference/dropout.py` defines which weights are kept.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
 
     Args:
         q: of the call; a torch tensor's default generator gives the seed where there is none. None
-            where the seed must have been given.
+            if the seed must have been given.
         p: the share of weights that are dropped.
         seed: an integer, or an array of one int64 on the device of q.
 
     Raises:
-        DropoutRate: p is no number in 0 .. 1 (MC430).
-        DropoutSeed: there is none, or it is no integer (MC431).
+        DropoutRate: p is not a number in 0 .. 1 (MC430).
+        DropoutSeed: there is none, or it is not an integer (MC431).
     """
     torch = torch_of(q)
     if torch is None or not torch.compiler.is_compiling():

@@ -1,7 +1,7 @@
 """Attention in E4M3: q, k and v of one byte an element, with a factor for each head.
 
-The kernels are Hopper's. Everywhere else the numbers are multiplied out first, and the usual
-kernels run: in fp32 on a CPU, in bfloat16 on other cards.
+Only Hopper has E4M3 kernels. On other targets q, k and v are first converted and scaled, and the
+    default kernels run: in fp32 on a CPU, in bfloat16 on other cards.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class E4M3Factors:
                 raise self._lacks(name)
 
     def admit_features(self, features: Iterable[Feature | str]) -> None:
-        """Refuse to build kernels that there are not.
+        """Raise an error for features without E4M3 kernels.
 
         Raises:
             TargetNotBuilt: entmax is among the features (MC503).
@@ -92,7 +92,7 @@ _LACKED = ("normalizer", "alpha", "nan_safe", "dropout_p", "return_selection", "
 def refuse_gradients(
     target: str, q: Any, k: Any, v: Any, options: CallOptions, data: Mapping[str, Any]
 ) -> None:
-    """There are none through E4M3.
+    """Raise an error if a gradient is required: E4M3 has no backward pass.
 
     Raises:
         TargetNotBuilt: a gradient is wanted (MC503).
@@ -137,7 +137,7 @@ def _placed(q: Any, x: Any, name: str, shape: tuple[int, int]) -> tuple[Any, int
 def multiplied_out(
     q: Any, k: Any, v: Any, data: dict[str, Any], dtype: Any
 ) -> tuple[Any, Any, Any]:
-    """q, k and v of torch in another dtype; their factors leave the data of the call."""
+    """Convert q, k and v (torch) to another dtype, multiplied by their factors."""
     products = []
     for x, name in zip((q, k, v), FACTORS, strict=True):
         factor = data.pop(name, None)

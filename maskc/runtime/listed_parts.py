@@ -1,4 +1,4 @@
-"""Plans of passes in parts over the rows of listed tokens: what is packed where, what is run."""
+"""Plan passes in parts over the rows of listed tokens: which rows are packed, which kernels run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from maskc.runtime.launch.listed import (
 )
 
 _WHOLE: Features = frozenset({Feature.entmax})
-"""Features of passes that run whole: entmax joins by no log-sum-exp."""
+"""Features of passes that run as a whole: results of entmax cannot be merged by log-sum-exp."""
 _FORWARD = 3
 """The most outputs of a forward pass."""
 _SINGLE = 4
@@ -135,7 +135,7 @@ class ListedParts:
         self._open: dict[int, BuiltBundle] = {}
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call, and its flags; None where the host is to read them.
+        """Parameters of a call, and its flags; None if the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
@@ -221,8 +221,9 @@ class ListedParts:
         self, planning: _Planning, lists: list[_Over], unit: SourceUnit, wanted: Pass,
         bound: Bound, place: Place,
     ) -> bool:  # fmt: skip
-        """Whether a pass runs in parts: by predicted time. Where sequences have lists of their own,
-        the mask without its lists decides, else the others of the batch would decide too."""
+        """Decide by predicted time whether a pass runs in parts. If sequences have separate lists,
+        the prediction ignores the lists; otherwise the other sequences of a batch could change the
+        decision."""
         if self._in_parts is not None:
             return self._in_parts
         sizes = place.sizes
@@ -447,13 +448,13 @@ class _Planning:
 
 
 def _listing(bundle: Bundle) -> tuple[DataDecl, ...]:
-    """Return the data that say which tokens are listed."""
+    """Return the data that list the tokens."""
     read = {name for part in bundle.parts if part.listed for name in E.arrays(part.listed.among)}
     return tuple(decl for decl in bundle.data if read.intersection(decl.arrays))
 
 
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
-    """By side the flags that a list is made of; empty where not all of them promise how many there
+    """By side the flags that a list is made of; empty if not all of them promise how many there
     are."""
     flags = {}
     for part in bundle.parts:
@@ -497,7 +498,7 @@ def _undecided(bundle: Bundle) -> Bundle:
 
 
 def _reads_tokens(bundle: Bundle) -> bool:
-    """Whether it depends on the tokens which tiles are live."""
+    """Whether the live tiles depend on the listed tokens."""
     return any(E.arrays(variant.keep) for variant in bundle.variants)
 
 

@@ -1,4 +1,4 @@
-"""Joining attention over disjoint sets of keys by their log-sum-exp."""
+"""Merge attention over disjoint sets of keys by their log-sum-exp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maskc.runtime.autograd import kind_of
 def merge(
     outs: Sequence[Any], lses: Sequence[Any], *, layout: str | None = None
 ) -> tuple[Any, Any]:
-    """The attention over the union of disjoint pieces, from the attention over each.
+    """Merge the results of attention over disjoint pieces into attention over their union.
 
     Args:
         outs: one array per piece, as `mc.attention` returned it: [B, H, N, Dv], [B, N, H, Dv] with
@@ -33,8 +33,8 @@ def merge(
             All are of one library: torch, CuPy or NumPy.
         lses: fp32 [B, H, N], or [H, tokens] of packed tokens, per piece, natural log, as
             `return_lse=True` gives them. Sink logits may be counted in one piece only.
-        layout: of `outs`: "bhsd", "bshd" or "sbhd". None: shapes tell, and where there are as many
-            tokens as heads or sequences, the strides of what attention returned.
+        layout: layout of `outs`: "bhsd", "bshd" or "sbhd". None: derived from shapes, or from
+            strides if there are as many tokens as heads or sequences.
 
     Returns:
         (out in the shape and dtype of the first piece, lse fp32). A row that is empty in every
@@ -104,14 +104,14 @@ def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str
 
 
 def _by_memory(lse: Any, fitting: Sequence[str]) -> str | None:
-    """One of the layouts that fit; None where memory does not tell either."""
+    """One of the layouts that fit; None if memory does not tell either."""
     if len(fitting) == 1:
         return fitting[0]
     return next((layout for layout in fitting if is_in_memory_order(lse, layout)), None)
 
 
 def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:
-    """Refuse arrays of several libraries, which would lose gradients or results on the way."""
+    """Raise an error for arrays of several libraries: gradients or results would be lost."""
     pieces = (("outs", outs), ("lses", lses))
     (first, given), *others = ((f"{n}[{i}]", x) for n, xs in pieces for i, x in enumerate(xs))
     for name, x in others:

@@ -13,7 +13,7 @@ class NewRows(NamedTuple):
     """Rows of new tokens; pools are [pages, page_size, heads, D]."""
 
     q: Any
-    """None where there are none."""
+    """None if there are none."""
     k: Any
     v: Any
     k_pool: Any

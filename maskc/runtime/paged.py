@@ -18,7 +18,7 @@ BLOCK = struct.Struct("PPPi4x")
 _POOL_BLOCK = struct.Struct("PPqqqqPff")
 """core/abi.POOL_FIELDS."""
 TABLES = "page tables"
-"""Under this name calls give PageTables among the data; no mask reads it."""
+"""Under this name calls pass PageTables among the data; no mask reads it."""
 
 
 class PageTables(NamedTuple):

@@ -48,14 +48,14 @@ class Integers(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, library: Library, name: str) -> Integers | None:
-        """Describe an array; None where its elements are no integers."""
+        """Describe an array; None if its elements are no integers."""
         array = library.view(x, name)
         code = CODES.get(array.dtype)
         return None if code is None else cls(array.pointer, code[0], array.shape, array.strides)
 
 
 def page_kernels(attn: CompiledMask, x: Any) -> PageKernels | None:
-    """The kernels for steps over pages on the device of an array; None where there are none.
+    """The kernels for steps over pages on the device of an array; None if there are none.
 
     Raises:
         NotAnArray: x has no memory.

@@ -24,7 +24,7 @@ def unpickled(kept: Kept) -> Bundle | None: ...
 @overload
 def unpickled(kept: Kept, what: str) -> Bundle: ...
 def unpickled(kept: Kept, what: str = "") -> Bundle | None:
-    """The bundle; None where another state of this package wrote it.
+    """The bundle; None if another state of this package wrote it.
 
     Args:
         kept: what `pickled` gave.

@@ -1,4 +1,4 @@
-"""Finds the plan that a call shares with calls like it."""
+"""Find or make the plan that all calls of one signature share."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class CallPlanner:
                 (self.listed, self.listed.on_device), (self.lister, self.lister.active),
             ) if reads
         ]  # fmt: skip
-        """Who may leave data where they are, in the order in which they are asked, and whether that
-        is so for sources with entmax, and those that multiply no masked value."""
+        """Readers that can leave data on the device, in order of preference, each with whether it
+        supports entmax and nan_safe."""
         self._binder, self._in_parts = binder, in_parts
         self._itemsize = bundle.problem.dtype.itemsize
         self._ahead: set[tuple[Direction, Features]] = set()
@@ -183,9 +183,9 @@ class CallPlanner:
         Raises:
             MC3xx for data, MC4xx for q, k and v.
         """
-        usual = not (asked.options.alpha_minus_1 or asked.options.nan_safe)
+        is_plain = not (asked.options.alpha_minus_1 or asked.options.nan_safe)
         for bind, always in self._device_readers if on_device else ():
-            bound = bind(asked) if usual or always else None
+            bound = bind(asked) if is_plain or always else None
             if bound is not None:
                 return bound
         return self._on_host_bound(asked)
@@ -270,7 +270,7 @@ class CallPlanner:
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
         bound: Bound, ordered: bool, accumulates: bool = False,
     ) -> Planned:  # fmt: skip
-        """The plan of a checked call: in parts where these take less time, else whole."""
+        """Plan a checked call: in parts if that takes less time, otherwise as a whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
         place = Place(sizes, strides_of(views, outputs), accumulates=accumulates)
@@ -306,7 +306,7 @@ class CallPlanner:
         elif is_own_target:
             runs = self._in_launches(unit, wanted, bound, place, measured)
             if runs is not None:
-                # A stride of a class that no tensor map can have: such a call runs whole.
+                # No tensor map can have the stride of a residue class: such a call runs as a whole.
                 with suppress(NotAddressable):
                     return self._parted(runs, wanted.direction, outputs)
         if self.chooser is not None:
@@ -316,11 +316,11 @@ class CallPlanner:
     def _in_launches(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, measured: bool | None
     ) -> _Runs | None:
-        """The launches of a pass that runs in parts; None where it runs whole.
+        """The launches of a pass that runs in parts; None if it runs whole.
 
         Args:
             unit: the source of the whole mask.
-            measured: whether parts were measured to be faster; None where nobody measured it.
+            measured: whether parts were measured to be faster; None if nobody measured it.
         """
         sizes, bundle = place.sizes, self.bundle
         asked = measured if self._in_parts is None else self._in_parts
@@ -376,10 +376,9 @@ class CallPlanner:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> PreparedLaunch | PartedPlan:  # fmt: skip
-        """The plan of a call that runs whole, by the best source where `unit` is the first of
-        several.
+        """Plan a call that runs as a whole, with the best source if `unit` is the first of several.
 
-        Sequences become heads, or launches of their own, where its copies need that.
+        Sequences become heads, or separate launches, if the tensor maps need that.
         """
         built = self.whole
         if unit.by_documents:  # whose tiles do not depend on how many queries there are
@@ -431,8 +430,8 @@ class CallPlanner:
 
 
 class Sound:
-    """Checks tensors before anything is compared with their lengths; those like the last ones, and
-    no worse aligned, are not looked at again."""
+    """Checks tensors before their lengths are used. Tensors with the shapes and strides of the last
+    call, and at least its alignment, are not checked again."""
 
     def __init__(self, problem: Problem, target: Target, unaligned: int) -> None:
         """`unaligned`: bits that no address may have."""

@@ -1,7 +1,7 @@
 """The score formula in calls: its tables and parameters.
 
-Kernels read them from a block that lies behind `struct Attention`. Plans do not depend on it: a
-call takes the plan of its mask, and fills the block from what it was given.
+Kernels read them from a block after `struct Attention`. Plans do not depend on this block: a call
+    uses the plan of its mask and fills the block from its arguments.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _SHARED = (1 << 31) - 1
 _SUM_WORDS = 10
 """Words of 64 bits that an entry's exact sum takes, see templates/common/lib/score_numbers.h."""
 _SUMS_ANYWAY = 1 << 20
-"""Entries of a gradient up to which CPUs always sum exactly, as their results have the same bits on
-every run."""
+"""CPUs always sum gradients of up to this many entries exactly, so that results are bitwise
+deterministic."""
 _MARGIN = 128
 """Sums by distance before the first and behind the last, see templates/sm90a/lib/diagonals.cuh."""
 _WIDE = {"int64", "uint32", "uint64"}
 """Integers that may not fit 32 bits."""
 _TENSOR_CORES = ("sm_80", "sm_90a")
-"""Targets whose kernels read the table of pairs in storage precision, too."""
+"""Targets whose kernels read the table of pairs in storage precision too."""
 _HALVES, _TWOS, _EIGHTS, _ALONE = 1, 2, 4, 8
 """Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
 _MOST_TEMPLATES = 256
@@ -98,10 +98,10 @@ class _Gradient:
 class ScoreReader:
     """Gives kernels with a score formula its tables and parameters, see `mc.score`.
 
-    Calls take them by name, like the data of the mask: arrays on the device of q, of any floating
-    dtype (kernels compute in fp32), and numbers. A dimension of one entry is shared by all, and
-    missing ones in front are, too. Torch tensors that require grad get their gradient; a backward
-    pass returns those of all arrays that a call gives.
+    Calls pass them by name, like the data of the mask: numbers, and arrays on the device of q of
+        any floating dtype (kernels compute in fp32). Dimensions of size 1 and missing leading
+        dimensions broadcast. Torch tensors that require grad get their gradient; a backward pass
+        returns the gradients of all arrays that the call passed.
     """
 
     def __init__(self, inputs: Inputs, bundle: Bundle, target: Target, reads_data: bool) -> None:
@@ -136,10 +136,9 @@ class ScoreReader:
 
     @property
     def identity(self) -> str:
-        """Text that tells it from others, see `CompiledMask.identity`.
+        """A text that identifies the formula, see `CompiledMask.identity`.
 
-        Arrays that the formula holds and that calls do not give are told apart by where they are,
-        as their contents may change.
+        Captured arrays are identified by their address, because their contents may change.
         """
         held = [id(x) for name, x in self.inputs.captured.items() if name not in self.tensors]
         return str((self.inputs.names, dict(self.inputs.defaults), held))
@@ -183,7 +182,7 @@ class ScoreReader:
         return self._arrays(call.data, self._split(call.q, call.k, call.data)[1])
 
     def _arrays(self, data: Mapping[str, Any], tables: Mapping[str, Table]) -> list[str]:
-        """Tables that may be trained, of those that a call gives as arrays."""
+        """Tables that may be trained, of those that a call passes as arrays."""
         return [x for x in self.inputs.trainable if x in data and tables[x].view is not None]
 
     # -------------------------------------------------------------- what a call gives
@@ -245,8 +244,8 @@ class ScoreReader:
         return Table(table, lib, view)
 
     def _narrowed(self, name: str, x: Any) -> Any:
-        """Integers of a device as int32. The host reads their extremes, and waits for them, where
-        they are new: not where a call gives the same tensor, which nobody has written into.
+        """Return integers on a device as int32. For a new tensor the host reads the minimum and
+        maximum, and waits; not for the same tensor without writes in between.
 
         Raises:
             DataRange: one does not fit.
@@ -303,8 +302,8 @@ class ScoreReader:
         return zeros(LIBRARIES[type(known)], known, singles(count))
 
     def _alone(self, name: str, shape: tuple[int, ...], extents: Mapping[str, int]) -> bool:
-        """Whether no two pairs add to the same entry: every index that a call has several of is one
-        of a dimension by itself, and the table is read once."""
+        """Whether no two pairs add to the same entry: the table is read once, and each of q, k, h,
+        b with several values is a plain index of its own dimension."""
         slot = self._slots[name]
         indices = [index for read, index in self._reads if read == slot.name]
         if len(indices) != 1:
@@ -406,8 +405,8 @@ class ScoreReader:
     def _check_indices(
         self, extents: Mapping[str, int], shapes: tuple[tuple[int, ...], ...]
     ) -> None:
-        """Refuse indices that exceed their table whatever the mask keeps: indices of q, k, h or b
-        alone, which take all values in every call.
+        """Raise an error for indices that exceed their table whatever the mask keeps: indices that
+        depend on q, k, h or b alone take all values in every call.
 
         Raises:
             ScoreIndex.

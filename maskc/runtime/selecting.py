@@ -1,4 +1,5 @@
-"""Calls that also return what run-time selections chose, and what trains their ranking."""
+"""Calls that also return the choice of run-time selections, or the loss that trains their
+ranking."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def call_selecting(attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
 
 
 def check_trained(attn: CompiledMask, q: Any) -> None:
-    """Refuse what the indexer's loss is not defined for.
+    """Raise an error if the indexer's loss is not defined for the mask or the tensors.
 
     Raises:
         NoIndexerLoss, MixedLibraries.
@@ -163,7 +164,7 @@ class Pairs:
         """Nothing is computed yet.
 
         Args:
-            formulas: the distinct ones; of_head: which one a head has, empty where all share one.
+            formulas: the distinct ones; of_head: which one a head has, empty if all share one.
             arrays: by name.
             params: a value for every parameter.
         """
@@ -195,7 +196,7 @@ class Pairs:
 def kept_of_chosen(
     bundle: Bundle, arrays: Mapping[str, Any], params: Mapping[str, int], sizes: Sizes
 ) -> Pairs | None:
-    """The pairs that the mask keeps where they are chosen; None where those are all that may be."""
+    """Return the pairs that the mask keeps if they are chosen; None if these are all candidates."""
     (one,) = bundle.selections
     formulas = tuple(_as_chosen(variant.keep, one.name) for variant in bundle.variants)
     plain = len(one.allowed) == 1 and all(
@@ -207,7 +208,8 @@ def kept_of_chosen(
 
 
 def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Pairs:
-    """The pairs that the mask keeps in a call for which the host chose, or nobody had to."""
+    """Return the pairs that the mask keeps in a call without selection, or with one made on the
+    host."""
     bundle, bound = attn.bundle, _bound(attn, q, k, v, data)
     sizes = _sizes(q, k)
     arrays = attn.arrays_of(bound, sizes)

@@ -1,4 +1,4 @@
-"""One mask under test: its kernels, where they run, and what random cases show."""
+"""Test one mask: its kernels, where they run, and the outcome of random cases."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Examined:
 
     @property
     def program(self) -> str | None:
-        """A program that shows the wrong case; None where there is none."""
+        """A program that shows the wrong case; None if there is none."""
         wrong = self.outcome.mismatch
         return None if wrong is None else script(wrong, self.subject, "maskc test")
 

@@ -43,7 +43,7 @@ class Case:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Arrays and parameters the mask reads, by name; arrays on the host."""
     formula: Formula | None = None
-    """The mask written a second time, by hand; results are judged by it where there is one."""
+    """The mask written a second time, by hand; if present, results are compared with it."""
     alpha: float = 1.0
     """Entmax's alpha, by which scores become weights; 1 is softmax."""
     tile: tuple[int, int] | None = None

@@ -49,8 +49,8 @@ class Lengths:
 
 
 def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Lengths:
-    """Short lengths, and past the largest constant square ones if these have few enough pairs,
-    else few queries on many keys and many queries on few keys.
+    """Return short lengths, and lengths past the largest constant: equal ones if they have few
+    enough pairs, otherwise few queries on many keys and many queries on few keys.
 
     Args:
         mask: any mask.
@@ -79,9 +79,9 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
 
 
 def _past(sizes: list[int]) -> int:
-    """A number of tokens past the largest constant plus a smaller one.
+    """Return a number of tokens past the sum of the largest constant and another one.
 
-    Where sinks stand before a window, all keys are seen until both are passed.
+    With sinks and a window, all keys are live until both are exceeded.
     """
     largest = max(sizes, default=0)
     second = max((number for number in sizes if number * _BESIDE <= largest), default=0)

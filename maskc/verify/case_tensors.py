@@ -41,11 +41,11 @@ def has_torch() -> bool:
 def make_tensors(case: Case, device: str) -> CaseTensors:
     """Standard normal inputs, the same at every call.
 
-    Where q and k decide which pairs a mask keeps they lie on a grid so coarse that their products
-    are exact in fp32, and fp64 chooses the same pairs.
+    If q and k determine which pairs a mask keeps, their values are multiples of a coarse step, so
+    that products are exact in fp32, and fp64 chooses the same pairs.
 
     Raises:
-        ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
+        ExtraMissing: a GPU was requested and PyTorch, which provides the clock there, is missing.
         NoDevice: a GPU was asked for and PyTorch finds none.
     """
     rows, columns = (case.batch, case.heads, case.n_q), (case.batch, case.kv_heads, case.n_kv)

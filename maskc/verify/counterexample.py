@@ -24,10 +24,10 @@ _WIDTH = 96
 
 
 def script(mismatch: Mismatch, subject: MaskUnderTest, command: str = "maskc verify") -> str:
-    """The program: it exits with 0 where the kernel is right, with 1 where it still is wrong.
+    """Return the program. It exits with 0 if the kernel is right, and with 1 if it is still wrong.
 
     Args:
-        command: what found it, for the first line.
+        command: the command that found it, for the first line.
     """
     case, attn = mismatch.case, subject.kernels[mismatch.case.dtype]
     problem = attn.bundle.problem

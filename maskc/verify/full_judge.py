@@ -265,14 +265,14 @@ class _Off:
         self.keys = sqrt(max(p.shape[1], 1))
         sizes = np.where(seen, abs(np.where(seen, s, 0)), 0)
         largest = np.maximum(sizes.max(1, initial=0), abs(base))[:, None]
-        apart = products * spread + 2 * (sizes + largest) + 4
-        self._largest, self._mean = largest[:, 0], (p * apart).sum(1)
-        self.weight = p * (apart + self._mean[:, None] + self.keys) + _FLUSHED
+        bound = products * spread + 2 * (sizes + largest) + 4
+        self._largest, self._mean = largest[:, 0], (p * bound).sum(1)
+        self.weight = p * (bound + self._mean[:, None] + self.keys) + _FLUSHED
 
     def sink(self, logit: float) -> np.ndarray:
         """Relative errors [rows] of the weight of a sink's logit, which no product made."""
-        apart = 2 * (abs(logit) + self._largest) + 4
-        errors: np.ndarray = apart + self._mean + self.keys
+        bound = 2 * (abs(logit) + self._largest) + 4
+        errors: np.ndarray = bound + self._mean + self.keys
         return errors
 
 
@@ -297,7 +297,7 @@ class FullJudge:
 
         Args:
             q, k, v, keep, dout: [B, H, N, D] and bool [B, H, n_q, n_kv], as for `stepwise`; dout is
-                None where there is no backward.
+                None if there is no backward.
             dtype: what the kernel stores.
             options: scale, softcap, alibi_slopes, sink_logits.
         """

@@ -5,7 +5,7 @@ Gradients of all heads are checked with an output gradient that is zero outside 
 then dq of those rows and all of dk and dv follow from those rows alone, exactly.
 
 An error is the largest, over rows, of |found - expected| / max(|expected|, root mean square of
-|expected| over the head's rows). Where all of these vanish (a softmax over one key has no
+|expected| over the head's rows). If all of these vanish (a softmax over one key has no
 gradient) it is |found| / sqrt(D), the size of an input's row. Allowed: fp32 1e-5; bf16 and fp16
 twice the error of the same computation done step by step in that dtype, as unfused PyTorch does
 it; and at least what fp32 is allowed.
@@ -42,7 +42,7 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Everything attention gives for some query rows; None where it was not asked for."""
+    """Results of attention for some query rows; None for results that were not requested."""
 
     out: Array
     """[B, Hq, rows, Dv]."""
@@ -55,7 +55,7 @@ class Results:
     dv: Array | None = None
     """[B, Hkv, Nkv, Dv]."""
     slide: Array | None = None
-    """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
+    """[B, Hq, rows, D]: decrease of dq if dout . out grows by 1."""
     slide_keys: Callable[[Array], Array] | None = None
     """Change of dk [B, Hkv, Nkv, D] if dout . out grows by this much [B, Hq, rows]."""
 
@@ -69,8 +69,8 @@ class CaseVerdict:
 
 
 def sample_rows(n_q: int, n_kv: int) -> np.ndarray:
-    """Draw int64 [rows], query rows to check, ascending: all of a short call, else ends, tile ends
-    and random ones."""
+    """Draw int64 [rows], ascending query rows to check: all rows of a short call, otherwise ends,
+    tile boundaries and random rows."""
     most = int(np.clip((1 << 23) // max(n_kv, 1), 64, 256))
     if n_q <= most:
         return np.arange(n_q)
@@ -223,9 +223,9 @@ def row_error(actual: Array, expected: Array) -> float:
     if 0 in expected.shape:
         return 0.0
     size = _norm(expected)
-    usual = xp.sqrt((size**2).mean(-1))[..., None]
-    usual = xp.where(usual < _VANISHING, expected.shape[-1] ** 0.5, usual)
-    return float((_norm(actual - expected) / xp.maximum(size, usual)).max())
+    typical = xp.sqrt((size**2).mean(-1))[..., None]
+    typical = xp.where(typical < _VANISHING, expected.shape[-1] ** 0.5, typical)
+    return float((_norm(actual - expected) / xp.maximum(size, typical)).max())
 
 
 def _norm(x: Array) -> Array:
@@ -300,7 +300,7 @@ def make_judge(
     Args:
         rows: int64 [rows], ascending.
         keep: which keys they see, by batch and head: bool [rows, n_kv].
-        backward: whether it judges gradients, too.
+        backward: whether it judges gradients too.
     """
     expected = attend(case, tensors, rows, keep, backward, None)
     half = case.dtype is not DType.float32

@@ -130,7 +130,8 @@ class Probe:
         return ProbeResult(self.label, "reads the mask back", wrong, 0, wrong == 0)
 
     def _planted(self, tensors: CaseTensors, where: str) -> ProbeResult:
-        """Plant NaN in rows of k or v: whoever sees the key must show it, and nobody else."""
+        """Plant NaN in rows of k or v: exactly the queries that see the key must have NaN
+        results."""
         rng = np.random.default_rng(self.seed)
         n_kv = self.case.n_kv
         keys = rng.choice(n_kv, min(_PLANTED, n_kv), replace=False)

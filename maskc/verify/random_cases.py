@@ -54,7 +54,7 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class DrawnCase:
-    """A case that was drawn; every number shrinks towards the first one that it can be."""
+    """A random case; every number shrinks towards the first one of its range."""
 
     n_q: int
     n_kv: int
@@ -73,8 +73,8 @@ class DrawnCase:
     deterministic: bool = False
     """Whether the backward pass is deterministic."""
     planted: bool = False
-    """Whether one key becomes NaN in a second call, which must change no bit of those who do not
-    see it."""
+    """Whether one key becomes NaN in a second call, which must not change a bit of queries that do
+    not see it."""
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -96,13 +96,13 @@ class MaskUnderTest:
     """The compiled mask by the dtype that it stores; cases shrink towards the first."""
     lengths: Lengths
     heads: int | None
-    """Query heads where the mask is written for so many."""
+    """Query heads, if the mask is written for a number of them."""
     params: tuple[tuple[str, int], ...]
     """Names and defaults of the parameters that may be drawn."""
     fixed_params: tuple[tuple[str, int], ...] = ()
     """The parameters that the user set."""
     emulated: bool = False
-    """Whether CPU tensors stand for those of a GPU."""
+    """Whether CPU tensors replace tensors of a GPU."""
     pairs: int = _PAIRS
     """The most pairs of a drawn case, on all heads and sequences."""
 
@@ -135,7 +135,7 @@ class Outcome:
     cases: int
     """The number of cases that were compared."""
     refused: int
-    """The number of cases that the kernel refuses; `reason` is that of the first."""
+    """The number of cases that the kernel rejects; `reason` is the error of the first."""
     reason: str
     mismatch: Mismatch | None
     """The smallest that was found."""
@@ -394,10 +394,10 @@ class _Watch:
         self._until: float | None = None  # known after the first case, which builds the kernel
 
     def tried(self, case: DrawnCase) -> bool:
-        """Whether a case is right; a refused one is.
+        """Whether a case is right; a rejected case counts as right.
 
         Raises:
-            _Enough: looking for a wrong case, or for a smaller one, has taken too long.
+            _Enough: the time limit for drawing or shrinking is exceeded.
         """
         if self._until is not None and monotonic() > self._until:
             raise _Enough
@@ -429,9 +429,9 @@ def try_cases(
     """Draw cases until one is wrong, and shrink that one.
 
     Args:
-        count: how many are drawn at most.
+        count: limit on the number of cases.
         seed: the same seed, the same cases.
-        seconds: no more are drawn after so many; None sets no limit. Shrinking may take 20 more.
+        seconds: time limit for drawing; None: no limit. Shrinking may take 20 seconds more.
         tell: called before each case with the number of cases so far.
     """
     watch = _Watch(subject, seconds, tell)
@@ -490,7 +490,7 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
 
 
 def _simplest(mismatch: Mismatch, subject: MaskUnderTest) -> Mismatch:
-    """The case with one thing after another made simpler, as long as it is wrong.
+    """Simplify a case, one property after another, as long as it stays wrong.
 
     Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
     """
@@ -510,7 +510,7 @@ _SIMPLER = 60
 
 
 def _simpler(case: DrawnCase, subject: MaskUnderTest) -> Iterator[DrawnCase]:
-    """Cases with one thing simpler, those that save most first."""
+    """Yield cases with one property simplified, the largest simplification first."""
     if case.batch > 1:
         yield replace(case, batch=1, data_by_sequence=False)
     if subject.heads is None and case.heads > 1:

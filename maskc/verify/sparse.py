@@ -1,4 +1,5 @@
-"""alpha-entmax of rows of scores, by bisection, in NumPy or torch: what results are judged by.
+"""alpha-entmax of rows of scores by bisection, in NumPy or torch: the definition for tests of
+results.
 
 `maskc.reference.entmax` is the same for one row; tests compare them.
 """

@@ -26,7 +26,8 @@ _BURST = 4
 _LONGEST_LEAD = 4e-3
 """Seconds a GPU is kept waiting for a burst's launches, at most."""
 _MARGIN = 3.0
-"""Times what the host needed for a burst that the GPU waits: a host may be slower the next time."""
+"""The GPU waits this many times as long as the host needed for a burst, because the host may be
+slower the next time."""
 _SLOW = 100.0
 """From this many milliseconds per call, the time of the host is negligible."""
 _CYCLES = 2e9
@@ -66,15 +67,15 @@ def take_turns(
     plan: dict[Name, tuple[int, int]] = {}
     ready: dict[Name, Timed] = {}
     for name, rival in rivals.items():
-        once = clock(rival, 1)
-        ready[name] = replace(rival, lead=_lead(rival, once)) if device == "cuda" else rival
+        call_ms = clock(rival, 1)
+        ready[name] = replace(rival, lead=_lead(rival, call_ms)) if device == "cuda" else rival
         calls = _BURST
         if device != "cuda":
-            calls = int(min(max(math.ceil(20 / max(once, 1e-4)), 1), 8))
+            calls = int(min(max(math.ceil(20 / max(call_ms, 1e-4)), 1), 8))
         longest = 1e3 * seconds
-        if once * calls * _FEWEST > longest:
+        if call_ms * calls * _FEWEST > longest:
             calls = 1
-        fitting = int(longest / max(once * calls, 1e-4))
+        fitting = int(longest / max(call_ms * calls, 1e-4))
         plan[name] = calls, min(rounds, max(fitting, _FEWEST))
     times: dict[Name, list[float]] = {name: [] for name in rivals}
     order, draw = list(rivals), Random(0)
@@ -113,15 +114,16 @@ def _cuda_burst(rival: Timed, calls: int) -> float:
     return total / calls
 
 
-def _lead(rival: Timed, once: float) -> float:
-    """Seconds to hold the GPU back: what the host needs for a burst beyond one kernel's time.
+def _lead(rival: Timed, call_ms: float) -> float:
+    """Return the seconds to hold back the GPU: the host's time for a burst, minus the time of one
+    kernel.
 
     Args:
-        once: milliseconds of a call on the GPU.
+        call_ms: milliseconds of a call on the GPU.
     """
     import torch
 
-    if once > _SLOW:
+    if call_ms > _SLOW:
         return 0.0
     torch.cuda.synchronize()
     with rival.scope():
@@ -130,18 +132,18 @@ def _lead(rival: Timed, once: float) -> float:
             rival.run()
         queued = perf_counter() - start
     torch.cuda.synchronize()
-    return lead_for(queued, once)
+    return lead_for(queued, call_ms)
 
 
-def lead_for(queued: float, once: float) -> float:
+def lead_for(queued: float, call_ms: float) -> float:
     """Seconds of waiting for a burst that the host queues in `queued` seconds.
 
     Zero where the untimed launch alone covers it: then the host is ahead anyway.
 
     Args:
-        once: milliseconds of a call on the GPU.
+        call_ms: milliseconds of a call on the GPU.
     """
-    if queued <= once * 1e-3:
+    if queued <= call_ms * 1e-3:
         return 0.0
     return min(_MARGIN * queued, _LONGEST_LEAD)
 
@@ -164,7 +166,7 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
         device: `cpu` or `cuda`.
 
     Returns:
-        Bytes; None where this system does not tell.
+        Bytes; None if this system does not tell.
     """
     return _of_gpu(call) if device == "cuda" else _of_process(call)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FULL, PARTIAL, EMPTY = "#1f5f99", "#f0a830", "#eff1f4"
-"""Blue, amber and near white: told apart with any kind of colour vision, and in grey."""
+"""Blue, amber and near white: distinguishable with any kind of colour vision, and in grey."""
 INK, QUIET, LINE = "#1b1f24", "#5b6470", "#b9c0ca"
 MONO = "DejaVu Sans Mono"
 

@@ -96,7 +96,7 @@ def _single(shown: Picture) -> Page:
     drawn = sized(shown, shown.panels[0], 5.2)
     title = _title(shown, max(60, int((drawn.width + 3.6) * 12)))
     left, top = _MARGIN + _AXIS_LEFT, _below(title) + _AXIS_TOP
-    notes = (*shown.also, *_convention(drawn))
+    notes = (*shown.alternatives, *_convention(drawn))
     height = max(drawn.height, (4.1 if drawn.panel.raster.elements else 3.7) + 0.17 * len(notes))
     page = Page.blank(left + drawn.width + 2.8, top + height + _MARGIN)
     _write_title(page, shown, title)

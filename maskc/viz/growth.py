@@ -14,7 +14,8 @@ LOOKS = {
     "flex": ("#3f9e8f", "D"), "unfused": ("#b5557f", "v"), "sparse": ("#7a5fb0", "P"),
     "cudnn_flex": ("#6b7f2a", "X"),
 }  # fmt: skip
-"""Colours by implementation, the first is the one to look at; shapes, for those who see none."""
+"""Colours by implementation, with maskc first; shapes for readers who cannot distinguish
+colours."""
 _LEFT, _TOP, _WIDE, _HIGH = 0.75, 0.75, 3.1, 2.3
 _ACROSS, _DOWN = 0.8, 0.95
 _MEASURES = (("ms", "ms"), ("peak_bytes", "peak memory"))

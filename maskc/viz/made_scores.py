@@ -34,12 +34,12 @@ def with_scores(
     if not selects(mask) or "scores" in data:
         return dict(data), ()
     if n_q * n_kv > _MOST:
-        return dict(data), ("all that topk may choose",)
+        return dict(data), ("all candidates of topk",)
     sizes = {x.scored_blocks for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
     q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
     q, k = np.arange(0, n_q, q_block) + n_kv - n_q, np.arange(0, n_kv, block)
     scores = made_up(q, k, seed)
-    return {**data, "scores": scores}, (f"scores made up, seed {seed}",)
+    return {**data, "scores": scores}, (f"random scores, seed {seed}",)
 
 
 def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
@@ -56,8 +56,8 @@ def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
     scores = rng.standard_normal((len(q), len(k)), dtype=np.float32)
     scores += (rng.random(len(k)) < 0.02) * np.float32(2)
     scores += np.float32(_TOPIC) * (of_q[:, None] == of_k)
-    apart = np.abs(q[:, None] - k).astype(np.float32)
-    scores -= np.float32(_NEAR) * np.log2(1 + apart) / np.float32(4)
+    distance = np.abs(q[:, None] - k).astype(np.float32)
+    scores -= np.float32(_NEAR) * np.log2(1 + distance) / np.float32(4)
     return scores
 
 

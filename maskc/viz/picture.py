@@ -61,7 +61,7 @@ class Raster:
     pairs: np.ndarray
     """int64 [rows, columns]: all pairs of each entry; the last ones have fewer."""
     step: int = 1
-    """With 1 `live` is exact; with more, partial tiles are known from one query in so many."""
+    """1 if `live` is exact; otherwise partial tiles are estimated from one query in this many."""
 
     @staticmethod
     def of_elements(kept: np.ndarray) -> Raster:
@@ -114,7 +114,7 @@ class Picture:
     panels: tuple[Panel, ...]
     kernel: str = ""
     """The target whose kernel has the tiles; '' where they are of no kernel."""
-    also: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
     """Alternatives to that kernel that a call may choose."""
 
     @property
@@ -129,7 +129,7 @@ class KernelTiles:
 
     target: str
     tile: TileShape
-    also: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
     """Alternatives that a call may choose, in a few words each."""
 
 
@@ -205,7 +205,7 @@ def picture(
     if pictures.sequence is not None:
         notes = (*notes, f"sequence {pictures.sequence} of {pictures.sequences}")
     formula = f"{mask} ({', '.join(notes)})" if notes else str(mask)
-    whose = (kernel.target, kernel.also) if kernel else ("", ())
+    whose = (kernel.target, kernel.alternatives) if kernel else ("", ())
     return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, *whose)
 
 

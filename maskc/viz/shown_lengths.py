@@ -1,4 +1,4 @@
-"""The lengths at which a mask is drawn where nobody says which: those at which it has its shape."""
+"""Default lengths for drawing a mask: long enough to show its shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def showing(
 ) -> tuple[int, int]:
     """Queries and keys: a power of two, at least four times the mask's largest constant.
 
-    A window of 1024 keys is a plain triangle at 512 tokens and a hairline at a million. Where
+    A window of 1024 keys is a plain triangle at 512 tokens and a hairline at a million. If
     elements do not fit, 16 tiles of a kernel do. A mask that selects keys is drawn with made-up
     scores: at 4096 tokens where that is half more than its largest constant.
 

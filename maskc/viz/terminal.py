@@ -202,7 +202,7 @@ def _numbers(shown: Picture, panel: Panel) -> list[str]:
     counts = (("full", numbers.full), ("partial", numbers.partial), ("empty", numbers.empty))
     lines = [f"{label:<9} {value}" for label, value in words.facts(numbers)]
     tiles = [words.tiles(shown, numbers).replace("tiles of ", "tiles     ")]
-    tiles += [f"          {note}" for note in shown.also]
+    tiles += [f"          {note}" for note in shown.alternatives]
     tiles += [f"  {label:<7} {value:>9,}" for label, value in counts]
     return lines[:2] + tiles + lines[2:] + [f"          {words.setting(shown)}"]
 
@@ -211,10 +211,10 @@ def _legend(panel: Panel, drawing: _Drawing, color: bool, gutter: int) -> Iterat
     margin = " " * (gutter + 2)
     single = drawing.covers == (1, 1)
     if panel.raster.elements:
-        names = {FULL: "seen"} if single else {
-            FULL: "seen", PARTIAL: "some seen", THIN: "under half seen",
+        names = {FULL: "live"} if single else {
+            FULL: "all live", PARTIAL: "half or more live", THIN: "under half live",
         }  # fmt: skip
-        blank, what = "unseen", "pairs"
+        blank, what = "masked", "pairs"
     else:
         names = {FULL: "full", PARTIAL: "partial"}
         if (drawing.looks == THIN).any():
@@ -224,8 +224,7 @@ def _legend(panel: Panel, drawing: _Drawing, color: bool, gutter: int) -> Iterat
     yield f"{margin}{swatches}   blank: {blank}"
     if not single:
         down, right = drawing.covers
-        covers = f"a cell covers {down} x {right} {what}"
-        yield f"{margin}{covers}: full if all are, blank if none is live"
+        yield f"{margin}a cell covers {down} x {right} {what}"
 
 
 def _swatch(look: int, color: bool) -> str:

@@ -1,7 +1,7 @@
-"""A mask through a window: some queries, some keys, one head, everything bound but q and k.
+"""A view of a mask: some queries, some keys, one head, with everything bound except q and k.
 
-The window has coordinates of its own, so a range of a million-token mask is a small mask whose
-formula has q + q0 for q and k + k0 for k. Whatever asks about it stays exact.
+The view has its own coordinates, so a range of a million-token mask is a small mask with q + q0 for
+q and k + k0 for k in its formula. All questions about it are exact.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ViewSpan:
         """Check the range and return it.
 
         Raises:
-            DataRange: it is no part of n_q queries and n_kv keys.
+            DataRange: it is not a part of n_q queries and n_kv keys.
         """
         inside = 0 <= self.q0 <= self.q1 <= n_q and 0 <= self.k0 <= self.k1 <= n_kv
         if not inside:
@@ -103,7 +103,7 @@ class Views:
     by_heads: Mapping[tuple[int, ...], View]
     """The view of each set of heads; the key is () where all heads share one."""
     sequence: int | None
-    """The index of the sequence among `sequences`; None where all share their sets."""
+    """The index of the sequence among `sequences`; None if all share their sets."""
     sequences: int
 
 

@@ -27,7 +27,7 @@ from maskc.viz.view import ViewSpan, views
 CELLS = 256
 """The most cells in a row or a column."""
 _LONGEST = 512
-"""Queries and keys of synthetic tensors where nobody says how many: larger masks take longer."""
+"""Default limit on queries and keys of synthetic tensors: larger masks take longer."""
 _MOST = 1 << 28
 """Pairs that are computed, at most: some seconds."""
 _MOST_SELECTED = 1 << 24
@@ -191,7 +191,7 @@ def weights(
 def weight_lengths(
     mask: Mask, n_heads: int | None = None, params: Mapping[str, int] | None = None
 ) -> tuple[int, int]:
-    """Queries and keys of a heatmap where nobody says how many: at most 512."""
+    """Return the default numbers of queries and keys of a heatmap, at most 512."""
     n_q, n_kv = showing(mask, n_heads or written_heads(mask), params)
     if fixed_lengths(mask):
         return n_q, n_kv
@@ -199,7 +199,7 @@ def weight_lengths(
 
 
 def tensor_lengths(q: object, k: object) -> tuple[int, int] | None:
-    """The rows of q and k; None where one is missing or has too few dimensions."""
+    """The rows of q and k; None if one is missing or has too few dimensions."""
     if q is None or k is None:
         return None
     of_q, of_k = np.shape(np.asarray(q)), np.shape(np.asarray(k))
@@ -254,7 +254,7 @@ def _selected(
 ) -> tuple[Rows, list[str]]:  # fmt: skip
     """The pairs of a mask that selects keys by these q and k, or by scores; notes for a caption."""
     n_q, n_kv = q.shape[2], k.shape[2]
-    if q.shape[1] == 1 and heads:  # one head of q and k stands for all
+    if q.shape[1] == 1 and heads:  # one head of q and k serves all
         q = np.broadcast_to(q, (len(q), heads, *q.shape[2:]))
     by = {node.score for node in walk(mask) if isinstance(node, TopK)}
     by_tensors = by <= {"qk", "block_mean"}  # q and k rank; nothing else is needed
@@ -296,7 +296,7 @@ def _rasters(
 
 def softmax(scores: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """The weights of each row, float64 [rows, keys]: 0 where the mask keeps no pair; NaN in rows
-    with a kept score that is no finite number."""
+    with a kept score that is not a finite number."""
     seen = np.where(kept, scores, -np.inf)
     top = np.max(seen, axis=1, keepdims=True)
     empty = ~kept.any(axis=1, keepdims=True)

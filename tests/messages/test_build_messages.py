@@ -199,8 +199,8 @@ TEXTS = {
     "MC652": (
         transformed,
         "MC652 q  q must be an untransformed tensor, found one under torch.func (vmap, grad, jvp)\n"
-        "    hint: call attention outside of vmap, with what it maps over in the batch dimension; "
-        "take gradients by loss.backward() or torch.autograd.grad",
+        "    hint: call attention outside of vmap, with the mapped dimension as the batch "
+        "dimension; take gradients with loss.backward() or torch.autograd.grad",
     ),
     "MC408": (
         lambda: on_gpu(pointer=4104),
@@ -246,7 +246,7 @@ TEXTS = {
         lambda: merge([zeros(1, 4, 6, 8)], [zeros(1, 4, 5)]),
         "MC425 lses  lses has shape (1, 4, 5), expected (1, 4, 6) or (1, 6, 4) "
         "or (4, 6, 1)\n"
-        "    hint: pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first "
+        "    hint: pieces are results of mc.attention: out [B, H, N, Dv], or tokens first "
         "([B, N, H, Dv], [N, B, H, Dv] or [tokens, H, Dv]), and lse [B, H, N] or [H, tokens]",
     ),
     "MC416": (
@@ -489,8 +489,8 @@ TEXTS = {
     "MC501": (
         lambda: DType.parse("float8"),
         "MC501 dtype  unknown dtype 'float8'; known: bfloat16, float16, float32, float8_e4m3fn\n"
-        "    hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others "
-        "are converted first, for example with q.float(), as kernels compute in fp32",
+        "    hint: pass one of these, as text or as a dtype of torch or NumPy; convert other "
+        "tensors first, for example with q.float(), as kernels compute in fp32",
     ),
     "MC502": (
         lambda: CompiledMask(bundle("band"), "sm_80"),
@@ -532,7 +532,7 @@ TEXTS = {
     "MC505": (
         lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),
         "MC505 dtype  target sm_80 has no float32 kernel; it has: bfloat16, float16\n"
-        "    hint: choose one of these dtypes, or another target; 'simt' and 'cpu' have fp32, too",
+        "    hint: choose one of these dtypes, or another target; 'simt' and 'cpu' also have fp32",
     ),
     "MC506": (
         lambda: compile_c("int x;"),
@@ -569,8 +569,8 @@ def test_a_package_that_cannot_be_imported():
     assert str(not_imported(broken, "mc.x", "transformers", "hf")) == (
         "MC644  mc.x needs transformers, which is installed and cannot be imported: "
         "operator torchvision::nms does not exist\n"
-        "    hint: versions of its dependencies may not fit it: pip install --upgrade 'maskc[hf]', "
-        "or see what `import transformers` says by itself"
+        "    hint: its dependencies may have incompatible versions: pip install --upgrade "
+        "'maskc[hf]', or see what `import transformers` prints"
     )
     missing = ModuleNotFoundError("No module named 'transformers'", name="transformers")
     assert str(not_imported(missing, "mc.x", "transformers", "hf")) == (

@@ -138,8 +138,8 @@ MC502 target  unknown target 'sm_61'; known: cpu, sm_80, sm_90a, simt
 """),
     (("near.py", "--dtype", "int8"), 2, """\
 MC501 dtype  unknown dtype 'int8'; known: bfloat16, float16, float32, float8_e4m3fn
-    hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others are \
-converted first, for example with q.float(), as kernels compute in fp32
+    hint: pass one of these, as text or as a dtype of torch or NumPy; convert other tensors first, \
+for example with q.float(), as kernels compute in fp32
 """),
     (("--expr", "causal() and full()"), 2, """\
 MC115  cannot read the mask expression: `and` and `or` drop a mask; use & and |
@@ -151,7 +151,7 @@ MC603 --emit  --emit prints, -o and --check compare files
     hint: choose one
 """),
     (("near.py", "--check", "--target", "cpu"), 3, """\
-MC601 generated  the files differ from what the patterns give now: near.cpu.c (missing), near.plan.json (missing), near.py (missing)
+MC601 generated  the files differ from what the patterns generate now: near.cpu.c (missing), near.plan.json (missing), near.py (missing)
     hint: run `maskc compile near.py -o generated` and commit the result
 """),
 ])  # fmt: skip

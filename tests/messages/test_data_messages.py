@@ -72,8 +72,8 @@ SHOWN = {
     ),
     errors.ListsNotRead(at="MASKC_CHECK"): (
         "MC691 MASKC_CHECK  this call runs later, in a CUDA graph or a program of JAX: "
-        "its lists are not made yet\n"
-        "    hint: make the call outside once, or unset MASKC_CHECK"
+        "its lists are not built yet\n"
+        "    hint: run the call once outside of it, or unset MASKC_CHECK"
     ),
     errors.WrongDeviceLists("tile row 0, tile 2", "empty", "full"): (
         "MC690  lists that the GPU made are wrong: tile row 0, tile 2: empty on the GPU, "

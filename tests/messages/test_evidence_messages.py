@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a score that is no number": (
         lambda: mc.causal().weights(q=ONES * np.inf, k=ONES),
-        "MC752 q  query 0 has a score that is no finite number: softmax has no weights for it\n"
+        "MC752 q  query 0 has a score that is not finite: softmax has no weights for it\n"
         "    hint: look for inf and NaN in q and k",
     ),
     "a head that does not exist": (

@@ -78,7 +78,7 @@ def cuda_unit(head_dim: int = 64, mode: str = "") -> SourceUnit:
     text = environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS))
     shared = max(4 * TILE.q * head_dim, 64 * 1024)
     launch = Launch("attention_forward", Grid[mode or "rows"], TILE.q, shared)
-    macro = {"": "", "items": "ITEMS", "persistent": "PERSISTENT"}[mode]
+    macro = {"": "", "items": "ITEMS", "stream": "PERSISTENT"}[mode]
     if macro not in text:
         raise ValueError(f"naive.cu.j2 does not ask for {macro}")
     return SourceUnit(

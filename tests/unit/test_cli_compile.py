@@ -226,7 +226,7 @@ def test_a_manifest_tells_drift_without_the_sources(two: Path, tmp_path: Path):
     maskc(*words, "--check")
     file.write_text(file.read_text().replace(rows[0][2], "0" * 16))
     refused = maskc(*words, "--check", code=3)
-    assert f"MC601 {file}  the files differ from what the patterns give now: near cpu" in (
+    assert f"MC601 {file}  the files differ from what the patterns generate now: near cpu" in (
         refused.stderr
     )
     assert "--manifest" in refused.stderr
@@ -288,7 +288,7 @@ def test_a_table_that_fits_other_lengths_is_no_mistake(tmp_path: Path):
 
 def test_data_is_made_up_and_said_so():
     done = maskc("compile", "--expr", 'causal() & documents("doc")', *CPU, "--n", 99, "--seed", 3)
-    assert done.stderr == "mask: doc made up, seed 3\n"
+    assert done.stderr == "mask: random doc, seed 3\n"
     assert "at 99 x 99" in done.stdout
 
 
@@ -346,7 +346,7 @@ def test_explain_of_data_counts_made_up_data():
     done = maskc("explain", "--expr", 'documents("doc")', *CPU, "--n", 128)
     assert "unknown" in done.stdout
     assert "at 128 x 128" in done.stdout
-    assert "doc made up" in done.stderr
+    assert "random doc" in done.stderr
 
 
 def test_explain_of_heads():

@@ -47,7 +47,7 @@ def test_a_kernel_that_there_is_not():
     assert "MC5" in maskc("visualize", *few, "--target", "sm_80", code=1).stderr
     (shown,) = maskc_json("visualize", *few)["pictures"]
     assert shown["kernel"] == ""
-    assert shown["formula"].endswith("(scores made up, seed 0)")
+    assert shown["formula"].endswith("(random scores, seed 0)")
 
 
 def test_lengths_at_which_masks_have_their_shape():

@@ -123,7 +123,7 @@ def test_shares_by_some_queries_are_near(name: str):
 def test_selections_choose_by_made_up_scores():
     mask = mc.causal() & mc.window(3) | mc.topk(5, of=mc.causal())
     shown = picture(mask, 200, seed=7)
-    assert shown.formula == f"{mask} (scores made up, seed 7)"
+    assert shown.formula == f"{mask} (random scores, seed 7)"
     scores = made_up(np.arange(200), np.arange(200), 7)
     right = mask.dense(200, scores=scores)
     np.testing.assert_array_equal(shown.panels[0].raster.classes > 0, right)
@@ -132,7 +132,7 @@ def test_selections_choose_by_made_up_scores():
     given_scores = picture(mask, 200, data={"scores": -scores})
     assert given_scores.formula == str(mask)
     assert ((given_scores.panels[0].raster.classes > 0) != right).any()
-    assert picture(mask, 1 << 13).formula == f"{mask} (all that topk may choose)"
+    assert picture(mask, 1 << 13).formula == f"{mask} (all candidates of topk)"
 
 
 def test_tiles_of_a_kernel():

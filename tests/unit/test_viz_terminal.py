@@ -34,7 +34,7 @@ causal() & (sinks(1) | window(3))
   │██                    ████████  │
   │██                      ████████│
   └────────────────────────────────┘
-   █ seen   blank: unseen
+   █ live   blank: masked
 """
 
 TILES = """\
@@ -61,7 +61,7 @@ window(512, 512) | global_tokens(64)
      │▒                         ░▒████│
      └────────────────────────────────┘
       █ full   ▒ partial   ░ partial, under half its pairs live   blank: empty
-      a cell covers 4 x 2 tiles: full if all are, blank if none is live
+      a cell covers 4 x 2 tiles
 """
 
 HEADS = """\
@@ -80,7 +80,7 @@ head 0
   │██████████████  │   forward   18.4 kFLOP a head
   │████████████████│   traffic   12.3 kB a head
   └────────────────┘             head_dim 128, bfloat16
-   █ seen   blank: unseen
+   █ live   blank: masked
 
 head 1
    0       4
@@ -94,7 +94,7 @@ head 1
   │        ████████│   forward   16.4 kFLOP a head
   │        ████████│   traffic   12.3 kB a head
   └────────────────┘             head_dim 128, bfloat16
-   █ seen   blank: unseen
+   █ live   blank: masked
 """
 
 

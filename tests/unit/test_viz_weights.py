@@ -116,9 +116,9 @@ def test_selections_choose_by_the_given_tensors():
     kept &= allowed
     shown = mc.topk(5, of=mc.causal()).weights(q=q, k=k, head=1)
     compare(shown, np.where(kept[1], by_reference(q, k, kept)[1], np.nan))
-    assert "made up" not in shown.formula
+    assert "random scores" not in shown.formula
     given = mc.topk(5, of=mc.causal(), score="given").weights(q=q, k=k)
-    assert given.formula.endswith("(scores made up, seed 0)")
+    assert given.formula.endswith("(random scores, seed 0)")
     assert given.kept.sum() == kept[0].sum()
 
 

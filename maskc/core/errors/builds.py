@@ -14,8 +14,8 @@ class UnknownDType(MaskcError):
     exit_code = 2
     message = "unknown dtype {0!r}; known: {1}"
     hint = (
-        "write one of these, as text or as a dtype of torch or NumPy; tensors of others are "
-        "converted first, for example with q.float(), as kernels compute in fp32"
+        "pass one of these, as text or as a dtype of torch or NumPy; convert other tensors first, "
+        "for example with q.float(), as kernels compute in fp32"
     )
 
 
@@ -65,7 +65,7 @@ class DTypeUnsupported(MaskcError):
 
     code = "MC505"
     message = "target {0} has no {1} kernel; it has: {2}"
-    hint = "choose one of these dtypes, or another target; 'simt' and 'cpu' have fp32, too"
+    hint = "choose one of these dtypes, or another target; 'simt' and 'cpu' also have fp32"
 
 
 class NoCompiler(MaskcError):
@@ -90,8 +90,8 @@ class ExtraBroken(ExtraMissing):
     code = "MC644"
     message = "{0} needs {1}, which is installed and cannot be imported: {3}"
     hint = (
-        "versions of its dependencies may not fit it: pip install --upgrade 'maskc[{2}]', or see "
-        "what `import {1}` says by itself"
+        "its dependencies may have incompatible versions: pip install --upgrade 'maskc[{2}]', or "
+        "see what `import {1}` prints"
     )
 
 
@@ -159,11 +159,11 @@ class DecompositionBroken(MaskcError):
 
 
 class Drift(MaskcError):
-    """Generated files differ from what their patterns give now."""
+    """Generated files differ from what their patterns generate now."""
 
     code = "MC601"
     exit_code = 3
-    message = "the files differ from what the patterns give now: {0}"
+    message = "the files differ from what the patterns generate now: {0}"
     hint = "run `maskc compile {1}` and commit the result"
 
 
@@ -185,7 +185,7 @@ class CheckFailed(MaskcError):
 
 
 class WrongDeviceLists(CheckFailed):
-    """With MASKC_CHECK=1: a GPU listed other tiles than the data leave, a defect of maskc."""
+    """With MASKC_CHECK=1: a GPU built other tile lists than the host, a defect of maskc."""
 
     code = "MC690"
     message = "lists that the GPU made are wrong: {0}: {1} on the GPU, {2} on the host"
@@ -197,9 +197,9 @@ class ListsNotRead(MaskcError):
 
     code = "MC691"
     message = (
-        "this call runs later, in a CUDA graph or a program of JAX: its lists are not made yet"
+        "this call runs later, in a CUDA graph or a program of JAX: its lists are not built yet"
     )
-    hint = "make the call outside once, or unset MASKC_CHECK"
+    hint = "run the call once outside of it, or unset MASKC_CHECK"
 
 
 class UsageMistake(MaskcError):

@@ -14,7 +14,7 @@ class DataMissing(MaskcError):
 
 
 class DataUnknown(MaskcError):
-    """A call gives a keyword that is neither an option nor data of the mask."""
+    """A call passes a keyword that is neither an option nor data of the mask."""
 
     code = "MC302"
     message = "the mask has no data or parameter named {0!r}; it has: {1}"
@@ -102,7 +102,7 @@ class PiecesDiffer(BadShape):
     code = "MC425"
     message = "{0} has shape {1}, expected {2}"
     hint = (
-        "pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first "
+        "pieces are results of mc.attention: out [B, H, N, Dv], or tokens first "
         "([B, N, H, Dv], [N, B, H, Dv] or [tokens, H, Dv]), and lse [B, H, N] or [H, tokens]"
     )
 
@@ -170,7 +170,7 @@ class NotAnArray(MaskcError, TypeError):
 
 
 class BadOption(MaskcError):
-    """An option of a call has a value that it does not take."""
+    """An option of a call has a value that it does not accept."""
 
     code = "MC407"
     message = "{0} must be {1}, found {2}"
@@ -178,13 +178,13 @@ class BadOption(MaskcError):
 
 
 class TensorTransformed(BadOption):
-    """A tensor of a call is under a transform of torch.func, which a kernel would miss."""
+    """A tensor of a call is under a transform of torch.func, which kernels would ignore."""
 
     code = "MC652"
     message = "{0} must be an untransformed tensor, found one under {1}"
     hint = (
-        "call attention outside of vmap, with what it maps over in the batch dimension; take "
-        "gradients by loss.backward() or torch.autograd.grad"
+        "call attention outside of vmap, with the mapped dimension as the batch dimension; take "
+        "gradients with loss.backward() or torch.autograd.grad"
     )
 
 
@@ -264,7 +264,7 @@ class SelectionNotListed(MaskcError):
 
 
 class AlphaWithoutGradient(MaskcError):
-    """alpha requires grad, and only a module's kernels know which pairs have a weight."""
+    """alpha requires grad, but a generated module does not store which keys were selected."""
 
     code = "MC463"
     message = (
@@ -275,7 +275,7 @@ class AlphaWithoutGradient(MaskcError):
 
 
 class NoIndexerLoss(MaskcError):
-    """A ranking for which the indexer's loss is not defined."""
+    """The indexer's loss is not defined for this ranking."""
 
     code = "MC462"
     message = "indexer_loss trains a ranking by tensors of the call, and {0}"
@@ -343,7 +343,7 @@ class SlotTwice(MaskcError):
 
 
 class BadRanges(MaskcError):
-    """Ranges of from_flashmask or slices have a wrong shape, or say what they cannot say."""
+    """Ranges of from_flashmask or slices have a wrong shape or an impossible value."""
 
     code = "MC664"
     message = "{0} must be {1}, found {2}"
@@ -504,7 +504,7 @@ class MaskCalled(MaskcError, TypeError):
 
 
 class IntegersUnread(MaskcError):
-    """A table of 64-bit integers is on a GPU, where the host cannot read it once and for all.
+    """A table of 64-bit integers is on a GPU, where maskc cannot check that it fits 32 bits.
 
     Kernels read int32, and the host checks that the integers fit when a tensor is new. It cannot do
     so while a CUDA graph is captured, nor if nothing counts the writes to the array: arrays of CuPy
@@ -528,7 +528,7 @@ class NotRecorded(MaskcError):
 
 
 class NotTraced(MaskcError, TypeError):
-    """A call with JAX arrays got what JAX cannot trace, or a tracer instead of a value."""
+    """A call with JAX arrays has an argument that JAX cannot trace, or a tracer for a value."""
 
     code = "MC481"
     message = "{0} is {1}"

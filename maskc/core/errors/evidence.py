@@ -170,12 +170,12 @@ class WeightsNotFinite(MaskcError):
     """A score of a pair that the mask keeps is infinite or NaN, and so are weights of its row."""
 
     code = "MC752"
-    message = "query {0} has a score that is no finite number: softmax has no weights for it"
+    message = "query {0} has a score that is not finite: softmax has no weights for it"
     hint = "look for inf and NaN in q and k"
 
 
 class NoSuchWeights(MaskcError):
-    """A heatmap of a head or a sequence that does not exist."""
+    """A heatmap is requested for a head or a sequence that does not exist."""
 
     code = "MC753"
     message = "there is no {0} {1} among {2}"
@@ -183,7 +183,7 @@ class NoSuchWeights(MaskcError):
 
 
 class TooManyWeights(MaskcError):
-    """A heatmap of more pairs than are computed one by one."""
+    """A heatmap is requested for more pairs than maskc computes one by one."""
 
     code = "MC754"
     message = "weights of {0} x {1} pairs: a heatmap computes at most {2}"

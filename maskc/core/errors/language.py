@@ -257,7 +257,7 @@ class ScoreDerivative(MaskcError):
 
 
 class ScoreHidesPairs(MaskcError):
-    """A score formula gives pairs no weight, which is the purpose of masks."""
+    """A score formula hides pairs, with -inf for example; hiding pairs is the purpose of masks."""
 
     code = "MC131"
     message = "this score formula hides pairs: {0}"
@@ -273,8 +273,9 @@ class NotAScore(MaskcError, TypeError):
 
 
 class NeedsLengths(MaskcError):
-    """A mask_mod is evaluated for the lengths of a call, and something needs its pairs without
-    lengths."""
+    """A mask_mod has pairs only at the lengths of a call, and a proof or plan needs them at all
+    lengths.
+    """
 
     code = "MC133"
     message = (
@@ -304,8 +305,9 @@ class MaskModFailed(MaskcError):
 
 
 class ScoreNeedsLengths(MaskcError):
-    """A part of a score formula is evaluated for the lengths of a call, and something needs
-    it without."""
+    """A part of a score formula has values only at the lengths of a call, and is needed for all
+    lengths.
+    """
 
     code = "MC650"
     message = "this part of the score is evaluated for the lengths of a call: {0}"

@@ -22,7 +22,7 @@ class LayerUnknown(MaskcError):
 
 
 class PlanData(MaskcError):
-    """A plan lacks data that it needs, or got other data."""
+    """A plan lacks data that its mask reads, or got data that its mask does not read."""
 
     code = "MC702"
     message = "{0}"
@@ -30,7 +30,7 @@ class PlanData(MaskcError):
 
 
 class RanksDisagree(MaskcError):
-    """Ranks came with different plans, lengths or masks."""
+    """Ranks called with different plans, lengths or masks."""
 
     code = "MC703"
     message = "ranks disagree about {0}: {1}"
@@ -46,7 +46,7 @@ class ShardLength(MaskcError):
 
 
 class RankLost(MaskcError):
-    """A rank did not send what the plan says, or died."""
+    """A rank did not send the messages of the plan, or died."""
 
     code = "MC705"
     message = "waiting for rank {0} failed after {1} of {2} messages had arrived: {3}"
@@ -90,7 +90,7 @@ class RankRefused(MaskcError):
 
 
 class LayoutPositions(MaskcError):
-    """A layout of tokens that the caller brings does not place every token once."""
+    """A layout passed by the caller does not place every token exactly once."""
 
     code = "MC710"
     message = "{0}"

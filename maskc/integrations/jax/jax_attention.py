@@ -172,7 +172,7 @@ def _check_shapes(q: Any, k: Any, v: Any, layout: str) -> None:
 
 
 def _of_layout(error: MaskcError, layout: str) -> MaskcError:
-    """The mistake, with a hint that says how arrays lie."""
+    """Return the error, with a hint about the layout of arrays."""
     other = next(name for name in LAYOUTS if name != layout)
     if layout == "bnhd":
         shapes = "q is [B, N, Hq, D], k [B, Nkv, Hkv, D] and v [B, Nkv, Hkv, Dv]"
@@ -332,10 +332,10 @@ def _backward(call: TracedCall, arrays: Any, out: Any, lse: Any, dout: Any) -> l
 
 
 def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -> list[Any]:
-    """The gradients for dlse alone, by the kernels that only know dout.
+    """Return the gradients for dlse only, with kernels that take dout.
 
-    With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Where v has a one in
-    front and zeros behind, out is 0 and dout holds dlse in front, the first term is the second.
+    With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. If v is (1, 0, 0, ...),
+    dout is (dlse, 0, 0, ...) and out is 0, the first term equals the second.
     """
     q, k, v, *rest = arrays
     empty = lse == -jnp.inf
@@ -355,7 +355,7 @@ def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -
 
 
 def _placed(call: TracedCall, arrays: Any, gradients: list[Any]) -> tuple[Any, ...]:
-    """The gradients in the order of the arrays; None where there is none."""
+    """The gradients in the order of the arrays; None if there is none."""
     named = dict(zip(call.with_gradients, gradients[3:], strict=True))
     names = call.names
     rest = [named.get(name) for name in names]

@@ -1,7 +1,7 @@
 """Two operations of JAX, forward and backward, and what XLA runs for them.
 
 How a call runs is decided when XLA's program is made: then the platform is known, and all shapes.
-The call is made on paper, and what it launches becomes one custom call. Where that cannot be, on
+The call is made on paper, and what it launches becomes one custom call. If that cannot be, on
 CPUs, the host calls the compiled mask with NumPy arrays.
 """
 

@@ -1,4 +1,4 @@
-"""A call as JAX traces it: what is known, as one hashable value, and the arrays in a row."""
+"""A call under JAX's tracing: one hashable value with everything static, and a list of arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from maskc.runtime import CompiledMask
 from maskc.runtime.launch.recording import Blank
 
 LAYOUTS = {"bnhd": (0, 2, 1, 3), "bhnd": (0, 1, 2, 3)}
-"""Where sequences, heads, tokens and dimensions stand in the caller's arrays; either one is its own
+"""The axis orders of the caller's arrays (sequences, heads, tokens, dimensions); each is its own
 inverse."""
 _QKV = ("q", "k", "v")
 _OF_ROWS = {*_QKV, "out", "dout"}
@@ -43,7 +43,7 @@ class GivenNumber(NamedTuple):
 
 
 class GivenTogether(NamedTuple):
-    """Several data that one keyword gives."""
+    """Several arrays passed under one keyword."""
 
     parts: tuple[Any, ...]
 

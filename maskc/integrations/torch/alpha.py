@@ -1,7 +1,7 @@
 """Entmax with an alpha for each head in autograd, and the gradient of alpha.
 
 With a = alpha - 1, y = score - lse, x = max(0, 1 + a y), a weight is p = x^(1/a), and its
-derivative by the score u = x^(1/a - 1). Where lse stays, dp/dalpha is r = (u y - p log p) / a, and
+derivative by the score u = x^(1/a - 1). If lse stays, dp/dalpha is r = (u y - p log p) / a, and
 as weights add up to 1 whatever alpha is, lse moves by sum(r) / sum(u). (Correia, Niculae and
 Martins, "Adaptively Sparse Transformers", 2019, write it in p alone.) Towards softmax r becomes
 -p y^2 / 2.

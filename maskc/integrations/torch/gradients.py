@@ -1,4 +1,4 @@
-"""The gradients of a call from those of out and lse, with kernels that only know the former."""
+"""Gradients of a call from the gradients of out and lse, with kernels that only take the former."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Derivative = Callable[..., Any]
 
 
 def refuse_transforms(arguments: Mapping[str, Any]) -> None:
-    """Refuse tensors if a kernel would see only a part of them.
+    """Raise an error for tensors with transforms or parts that a kernel would ignore.
 
     Raises:
         TensorTransformed: a transform of torch.func would miss the kernel (MC652).
@@ -39,11 +39,11 @@ def refuse_transforms(arguments: Mapping[str, Any]) -> None:
 
 
 def once(derivative: Derivative) -> Backward:
-    """A backward pass whose own results cannot be differentiated: it is refused when it is tried.
+    """Make a backward pass with results that raise an error when they are differentiated.
 
-    The results depend on all that the pass read, so that whoever looks for a path to q finds one.
-    torch's `once_differentiable` leaves none: with allow_unused=True, as
-    torch.autograd.functional.hessian asks, the derivatives would be 0.
+    The results keep a graph edge to all inputs of the pass. torch's `once_differentiable` keeps
+    none: with allow_unused=True, as in torch.autograd.functional.hessian, the derivatives would
+    silently be 0.
 
     Raises:
         TensorTransformed: torch.func transforms the gradients (MC652).
@@ -105,7 +105,7 @@ def gradients(
             these without dropout, which comes after lse.
         v, out, lse: of the call.
         slopes, sinks: alibi_slopes and sink_logits, or None.
-        dout, dlse: None where nothing depends on the result.
+        dout, dlse: None if nothing depends on the result.
     """
     grads = None if dout is None else backward(v, out, dout)
     if dlse is not None:

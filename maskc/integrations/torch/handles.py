@@ -24,14 +24,14 @@ from maskc.integrations.torch.operators import register
 
 _LOCK = threading.Lock()
 _NAMED: dict[str, Any] = {}
-"""Compiled masks, and errors met on the way to one; filled by `handle` alone. Kept for good: a
-compiled graph, or the backward half of one, knows its masks by handle only, and nobody says when
-the last of them goes."""
+"""Compiled masks, and errors raised while compiling one; only `handle` adds to it. Entries are
+never removed: a compiled graph, or its backward half, refers to masks by handle only, and nothing
+reports when the last graph is freed."""
 
 
 class _Operands:
     """Tensors that the mask of each handle captured, as attributes. A compiler follows attributes
-    to the tensors, and so knows which of them its graph writes."""
+    to tensors, and so detects which of them its graph writes."""
 
 
 _OPERANDS = _Operands()
@@ -112,8 +112,8 @@ def in_graph(key: str, followed: bool) -> str:
 
 
 def _refuse_state(captured: tuple[Any, ...], kind: str) -> None:
-    """Refuse captured tensors that are parts of the exported module, where nobody sees that: the
-    program would hold copies, which writes into the module's own would not reach.
+    """Raise an error for captured tensors that belong to the exported module. The program would
+    silently hold copies, and writes to the module's tensors would not reach them.
 
     Raises:
         NotExported.
@@ -145,7 +145,7 @@ def _leaving() -> str:
 
 
 def check_dimensions(of_q: int, of_v: int) -> None:
-    """Refuse q or v without four dimensions, also from inside a trace.
+    """Raise an error if q or v does not have four dimensions, even inside a trace.
 
     Raises:
         MaskcError: with all the text of a WrongRank as its only argument, which is what

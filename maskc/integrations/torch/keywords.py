@@ -22,7 +22,7 @@ class PackedCall(NamedTuple):
     """For every keyword where its value is. A number is a place among the data tensors, a text
     holds a place among `values`, a list is a tuple, a dictionary a marker."""
     values: tuple[Any, ...]
-    """The data that are no tensors; they are integers where the call becomes an operator."""
+    """The data that are not tensors; integers, if the call becomes an operator."""
     options: CallOptions
     """The options, without vectors per head, which are tensors."""
 
@@ -56,7 +56,7 @@ class PackedCall(NamedTuple):
         return self._replace(values=(*self.values[:index], 0, *self.values[index + 1 :]))
 
     def places(self) -> dict[str, int]:
-        """Where the keywords that are tensors by themselves lie among the data tensors."""
+        """Indices, among the data tensors, of keywords that are single tensors."""
         return {name: place for name, place in self.layout.items() if type(place) is int}
 
     def data(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def packed_call(
 
 
 def _number(name: str, value: Any) -> float | None:
-    """An option as operators take it; the kernel's own check comes when it runs.
+    """Convert an option for an operator; the kernel checks it when it runs.
 
     Raises:
-        BadOption: it is no number, or too large for one of 64 bits.
+        BadOption: it is not a number, or too large for one of 64 bits.
     """
     try:
         return None if value is None else float(value)

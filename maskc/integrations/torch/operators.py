@@ -1,10 +1,9 @@
 """`torch.ops.maskc.attention` and `attention_backward`: one operator per pass.
 
 An operator takes tensors, numbers and texts; the mask is a handle (see `handles`), its data are a
-list of tensors and a text that says which keyword each belongs to (see `keywords`). Tensors that
-formulas of the mask captured are operands, too: a compiler then knows that it must write them
-before the operator runs. Where a gradient is wanted, the forward pass returns copies of these, and
-the backward pass reads the copies.
+list of tensors and a text that says which keyword each belongs to (see `keywords`). Captured
+tensors of formulas are operands too, so that a compiler writes them before the operator runs. If a
+gradient is required, the forward pass also returns copies of them, which the backward pass reads.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _CALL = (
     "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, "
     "float? softcap, str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
-"""Lists may be None, which they are where they are empty: AOTInductor loses empty ones."""
+"""Empty lists are passed as None, because AOTInductor drops empty lists."""
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
 FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, {_HEADS}, bool keep, {_CALL}) -> (Tensor, Tensor, Tensor[])"

@@ -1,8 +1,8 @@
 """Models of transformers on maskc's kernels: `attn_implementation="maskc"`.
 
-`register` makes the name known. The mask of each layer is what the model asks of transformers'
-`masking_utils`, as a Mask: nothing of size n_q * n_kv is made. What a model asks of its attention
-and maskc does not compute is refused with the model's name.
+`register` registers the name. The mask of each layer is the one that the model requests from
+transformers' `masking_utils`, as a Mask: nothing of size n_q * n_kv is created. If a model needs
+something that maskc does not compute, the error names the model.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from maskc.integrations.transformers.registration import register as register
 
 
 def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
-    """Give layers of a model a sparser mask: each runs the model's own mask & the given one.
+    """Give layers of a model a sparser mask: each layer runs its own mask & the given one.
 
-    Padding, packing and caches stay what the model says. None takes a mask away again.
+    Padding, packing and caches are unchanged. None removes a mask.
 
     Args:
         model: a model that runs with attn_implementation="maskc".
-        masks: a mask for all layers, or one for each of some layers by their index. Positions are
-            those of the keys in the call; masks that read named data are refused by the call.
+        masks: a mask for all layers, or a dictionary from layer indices to masks. Positions count
+            the keys of the call. Masks that read named data raise an error in the call.
 
     Raises:
-        NotAMask: a value is no mask (MC106).
+        NotAMask: a value is not a mask (MC106).
         BadOption: there is no such layer (MC407).
     """
     modules = attention_modules(model)

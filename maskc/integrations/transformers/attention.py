@@ -25,7 +25,7 @@ HARMLESS = frozenset({
     "num_items_in_batch", "return_dict", "cache_position", "logits_to_keep", "max_length_q",
     "max_length_k", "labels", "training",
 })  # fmt: skip
-"""Keywords that say nothing about attention, or what the mask says already."""
+"""Keywords that do not affect attention, or that the mask already covers."""
 
 EXTRA = "maskc_extra_mask"
 """The attribute of an attention module with a mask of its own, see `set_mask`."""
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     """Record of one call of an attention module."""
 
     number: int | None
-    """The layer's number, where the module knows it."""
+    """The index of the layer, if the module has one."""
     module: str
     """Class of the attention module."""
     mask: Mask
@@ -174,7 +174,7 @@ def _with_tensor(
 
 
 def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
-    """The mask of a call that brings none: full, or causal where the module says so."""
+    """Return the mask of a call without one: full, or causal if the module is causal."""
     if is_causal is None:
         kind: Any = type(module)
         is_causal = getattr(module, "is_causal", False) and reads_is_causal(kind)
@@ -215,7 +215,7 @@ def _with(
 
 
 def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
-    """Refuse position ids that start anew between two tokens that are no padding.
+    """Refuse position ids that start anew between two tokens that are not padding.
 
     Raises:
         PackingLost: see there.

@@ -106,7 +106,7 @@ def _owner(config: Any) -> str:
 
 
 def check_served(config: type) -> None:
-    """Refuse the models of a configuration class if they compute attention by themselves.
+    """Raise an error if the models of a configuration class compute attention themselves.
 
     Raises:
         ModelNotServed: their module never uses an attention function (MC605).

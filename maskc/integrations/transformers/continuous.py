@@ -1,9 +1,9 @@
 """Continuous batching of transformers 5.24 on maskc's kernels.
 
-Written against `transformers.generation.continuous_batching` of 5.24. It runs implementations of
-its own alone: names with "flash" in them. They get the tokens of all requests in one row, with
-cumulative lengths of queries and of keys, and no mask. The cache hands over the keys of each
-request one after another; block tables go to flash-attn alone.
+Written against `transformers.generation.continuous_batching` of 5.24. transformers only runs
+implementations with "flash" in their name. They get the tokens of all requests in one row, with
+cumulative lengths of queries and of keys, and no mask. The cache passes the keys of each request
+contiguously; only flash-attn gets block tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PASSED = HARMLESS | {
     "cache", "position_ids", "logits_indices", "logits_processor_args", "read_index",
     "write_index", "block_table", "is_causal", "attention_mask",
 }  # fmt: skip
-"""Keywords of a step that say nothing about the pairs of a layer, or what lengths say already."""
+"""Keywords of a step that do not affect the pairs of a layer, or that lengths already cover."""
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Mask functions of transformers as masks.
 
-transformers composes a mask of closures: causal, sliding, chunked, packed, images, and whatever a
-user adds. Those of `transformers.masking_utils` are known by their code objects, never by name, and
-become combinators with named data, so that one mask and one kernel serve every step. All others are
-traced, with their tensors as captured data, or refused.
+transformers composes a mask from closures: causal, sliding, chunked, packed, images, and additions
+    of a user. Closures of `transformers.masking_utils` are recognised by their code objects, never
+    by name. They become combinators with named data, so that one mask and one kernel serve every
+    step. All others are traced, with their tensors as captured data; if that fails, an error is
+    raised.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from maskc.dsl.parameters import param
 from maskc.dsl.tracer import from_mask_mod, where
 
 SHIFT = "query_offset"
-"""The parameter that says how far the first query is behind the first key."""
+"""The parameter for the distance from the first key to the first query."""
 SHIFTED = "shifted"
 """An alignment other than "start" and "end": by that parameter."""
 
@@ -41,7 +42,7 @@ class Found(NamedTuple):
     mask: Mask
     data: dict[str, Any]
     n_kv: int
-    """Keys that are not all behind the last query; the others are dead and may be cut off."""
+    """Number of keys up to the last live one; later keys are dead and may be cut off."""
     packed: bool
     """Whether the mask separates packed sequences."""
     alike: bool
@@ -80,7 +81,7 @@ def mask_in_graph(function: Callable[..., Any], padding: Any, place: LayerPlace)
     """The mask as of `mask_of`, where a compiler follows it; None for functions that only eager
     code follows.
 
-    Nothing is read from tensors, so padding is part of the mask wherever it is given.
+    No tensor is read, so padding is always a part of the mask if it is passed.
     """
     try:
         return _composed(function, padding, place)
@@ -261,7 +262,7 @@ class _Tensors:
         return name
 
     def of_call(self, place: LayerPlace) -> dict[str, Any] | None:
-        """The data by name for the tokens of a call; None where a tensor is too short."""
+        """The data by name for the tokens of a call; None if a tensor is too short."""
         data: dict[str, Any] = {}
         for name, (kind, held) in self.kept.items():
             ids = _chunk_ids(held, place) if kind == "chunks" else held

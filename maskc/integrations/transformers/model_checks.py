@@ -28,7 +28,7 @@ class Row:
     """Result of one attention layer."""
 
     layer: int
-    """The layer's index; where the module does not know it, how many calls came before."""
+    """The index of the layer; the number of earlier calls if the module has no index."""
     module: str
     """The class of the attention module."""
     mask: Mask
@@ -51,7 +51,7 @@ class Check:
     model: str
     rows: tuple[Row, ...]
     error: float
-    """Largest absolute difference to eager in the outputs of all tokens that are no padding."""
+    """Largest absolute difference to eager in the outputs of all tokens that are not padding."""
     scale: float
     """Largest absolute value of eager's outputs."""
 
@@ -96,9 +96,9 @@ class Check:
 
 
 def check(model: Any, **inputs: Any) -> Check:
-    """Run a model once with maskc and once with eager attention, and say what each layer ran.
+    """Run a model once with maskc and once with eager attention, and report each layer.
 
-    The model's weights, mode and implementation are left as they were. Where half precision differs
+    The model's weights, mode and implementation are left as they were. If half precision differs
     by more than rounding usually does, a copy of the model in fp32 decides.
 
     Args:
@@ -251,7 +251,7 @@ def _output(result: Any) -> Any:
 
 
 def _real(inputs: dict[str, Any], output: Any) -> Any:
-    """bool [B, N], where tokens are no padding; None where nothing says so."""
+    """bool [B, N], where tokens are not padding; None if nothing says so."""
     mask: Any = inputs.get("attention_mask")
     if getattr(mask, "ndim", 0) != 2 or output.ndim != 3 or mask.shape != output.shape[:2]:
         return None

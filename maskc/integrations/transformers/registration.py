@@ -58,7 +58,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _refuse_others(kind: Any) -> None:
-    """Models that would silently compute attention by themselves refuse the name."""
+    """Make models that would silently compute attention themselves raise an error for the name."""
     choose = kind.get_correct_attn_implementation
 
     @wraps(choose)

@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def misfit(tensor: Any, shape: tuple[int, int, int, int]) -> str:
-    """Return what keeps a tensor from being a mask of a call; nothing where it is one.
+    """Return why a tensor cannot be the mask of a call; empty if it can.
 
     Args:
         tensor: what the model gave.
@@ -58,8 +58,8 @@ def parts_of(tensor: Any) -> Parts:
 
     On a CPU the tensor is read, once for all layers that get it: everything, causal masks, keys
     that all queries see and one run of keys for each query are recognised. On a GPU, and in a graph
-    of torch.compile, nothing is read by the host: what a dimension of 1 says is used, all else are
-    tables on the device, and numbers are always added.
+        of torch.compile, the host reads nothing: dimensions of size 1 are used, everything else
+        becomes a table on the device, and numbers are always added to scores.
     """
     import torch
 
@@ -78,7 +78,7 @@ def parts_of(tensor: Any) -> Parts:
 
 
 def _memo(tensor: Any) -> tuple[dict[Any, Parts] | None, Any]:
-    """(parts of the views of a tensor, the view and its version); None where nothing counts writes.
+    """(parts of the views of a tensor, the view and its version); None if nothing counts writes.
 
     The memo lies at the tensor that owns the memory, and lives as long. Its parts hold no reference
     to that tensor.
@@ -148,7 +148,7 @@ def _kept(bias: Any, look: bool) -> tuple[Any, bool]:
 
 
 def _recognised(keep: Any) -> tuple[Mask, dict[str, Any]] | None:
-    """(a mask with less data than booleans [B or 1, n_q, n_kv] have, its data); None where rows
+    """(a mask with less data than booleans [B or 1, n_q, n_kv] have, its data); None if rows
     have gaps."""
     import torch
 

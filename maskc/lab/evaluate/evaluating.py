@@ -47,8 +47,8 @@ class Candidate:
     of: str = ""
     budget: float | None = None
     layers: tuple[int, ...] | None = None
-    """The layers that get the mask, the others stay dense; all of them when None. Information loss
-    is not asked of a candidate for some layers."""
+    """The layers that get the mask, the others stay dense; all layers when None. Information loss
+    is not computed for candidates with some layers only."""
     pairs: int | None = None
     """Live pairs of a head, where they are known already."""
     setting: str = ""

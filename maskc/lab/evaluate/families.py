@@ -74,7 +74,8 @@ class Solved:
 
 
 _REACHED = 0.9
-"""Share of a budget that the greatest member of a family must keep, else the budget is refused."""
+"""Share of a budget that the largest member of a family must reach; otherwise an error is
+raised."""
 
 
 def at_budget(

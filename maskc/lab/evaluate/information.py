@@ -1,4 +1,4 @@
-"""Layer 1 of the evidence: what a mask drops of dense attention, exactly, on given q, k and v."""
+"""Level 1 of the evidence: the attention that a mask drops, exactly, for given q, k and v."""
 
 from __future__ import annotations
 

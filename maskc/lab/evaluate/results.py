@@ -19,7 +19,7 @@ class Result:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and dicts only; what is no finite number is None."""
+        """Numbers, texts, lists and dicts only; what is not a finite number is None."""
         plain: dict[str, Any] = _plain(asdict(self))  # type: ignore[call-overload]
         return plain
 
@@ -138,8 +138,8 @@ class LayerLoss(Result):
 
     layer: int
     retained: tuple[float, ...]
-    """Mean over queries of the dense attention probability that lies on kept keys, 0 to 1; that of
-    a sink logit is kept."""
+    """Mean over queries of the dense attention probability on kept keys, 0 to 1; the probability of
+    a sink logit counts as kept."""
     output_error: tuple[float, ...]
     """Mean over queries of |o_sparse - o_dense| / |o_dense|."""
     cosine: tuple[float, ...]
@@ -273,7 +273,7 @@ class Evaluated(Result):
     share: float
     """pairs divided by those of the base mask."""
     budget: float | None = None
-    """The share that was asked for, where a parameter was solved for one."""
+    """The requested share of pairs, if a parameter was solved for one."""
     information: InformationLoss | None = None
     perplexity: Perplexity | None = None
     retrieval: Retrieval | None = None

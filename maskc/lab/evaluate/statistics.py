@@ -51,7 +51,7 @@ class Bootstrap:
     def p_value(self) -> float:
         """Two-sided, of a mean of 0: how often the resampled mean lies beyond 0.
 
-        Resamples count themselves, so that it never is 0. Where none lies beyond, and there are
+        Resamples count themselves, so that it never is 0. If none lies beyond, and there are
         several documents, Student's tail with documents - 1 degrees of freedom says how far away 0
         is, at most as much: 2000 resamples alone could tell nothing apart after a correction for
         many masks.

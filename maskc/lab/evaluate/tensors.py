@@ -226,7 +226,7 @@ _ARRAYS = ("q", "k", "v", "scale", "softcap", "sink_logits")
 
 
 def _number(name: str, key: str, array: Any) -> float | None:
-    """A file's number; None where it has none of this name.
+    """A file's number; None if it has none of this name.
 
     Raises:
         BadTensors: it is something else (MC730).

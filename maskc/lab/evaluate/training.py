@@ -21,7 +21,7 @@ from maskc.lab.evaluate.tensors import torch_module
 
 ACCURACY, LOSS = "accuracy", "nats per token"
 MARGIN = 0.02
-"""The difference that counts as none, of accuracy or in nats."""
+"""The largest difference that counts as equal, in accuracy or nats."""
 
 
 class Batch(NamedTuple):
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task: it draws batches, and says what is measured."""
+    """A task: it draws batches and defines the measure."""
 
     name: str
     n: int
@@ -48,7 +48,7 @@ class Task:
     classes: int
     measure: str
     chance: float
-    """The measure of a model that knows nothing but how frequent the answers are."""
+    """The measure of a model that only knows the frequencies of the answers."""
     draw: Callable[[np.random.Generator, int, bool], Batch]
     """From (random numbers, batch size, whether held out) to a batch."""
     base: Mask

@@ -135,14 +135,14 @@ def _set(
 def _live(
     keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> int | None:
-    """The compiler's count of live pairs; None where it would keep the picture waiting."""
+    """The compiler's count of live pairs; None if it would keep the picture waiting."""
     if n_q * n_kv > _COUNTED:
         return count_pairs(keep, n_q, n_kv, params)
     return pairs_of(keep, n_q, n_kv, params, arrays)
 
 
 def _constants(bounds: Expr) -> int:
-    """The least that a bound can be: of formulas with numbers that no double holds, too much."""
+    """The least that a bound can be: of formulas with numbers that no double holds too much."""
     from maskc.core.widths import number
 
     names = {*E.symbols(bounds), *E.params(bounds), *E.arrays(bounds)}
@@ -205,7 +205,9 @@ def _fixed(mask: Mask, arrays: Mapping[str, np.ndarray]) -> str:
 def _notes(mask: Mask, data: Mapping[str, object], sequences: int) -> list[str]:
     notes = []
     if selects(mask) and "scores" not in data:
-        notes.append("all that topk may choose is shown; --data scores=... shows what it chooses")
+        notes.append(
+            "all candidates of topk are shown; with --data scores=... only the selected pairs"
+        )
     if sequences > 1:
         notes.append(f"sequence 0 of {sequences} is shown")
     return notes

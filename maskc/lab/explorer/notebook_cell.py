@@ -29,10 +29,10 @@ def show(
 
     Args:
         mask: any mask; widths and counts that are numbers in it become sliders.
-        n: queries to begin with; lengths at which the mask has its shape when None.
+        n: queries to begin with; long enough to show the shape of the mask when None.
         n_kv: keys; n when None.
         other: a mask to compare with.
-        n_heads: query heads, as in `Mask.dense`; 8 where they are needed and nobody says.
+        n_heads: query heads, as in `Mask.dense`; 8 if needed but not given.
         target: whose kernel is shown and priced; sm_90a when None.
         height: of the cell, in pixels.
         data: the arrays and parameters that the masks name.
@@ -90,7 +90,7 @@ class Frame:
 
 @cache
 def _widget_class() -> Any:
-    """The class of widgets; None where anywidget is not installed."""
+    """The class of widgets; None if anywidget is not installed."""
     try:
         import anywidget
         import traitlets

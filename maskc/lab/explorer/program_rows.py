@@ -47,7 +47,7 @@ def forms(plan: KernelPlan, moved: HeadGroups) -> list[Plain]:
 
 
 def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
-    """Which form a call of these lengths takes; None where that is not known here."""
+    """Which form a call of these lengths takes; None if that is not known here."""
     if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
         return None
     chosen = choice(plan, n_q, n_kv) if n_q and n_kv else None

@@ -37,7 +37,7 @@ def sources(
 
     Args:
         plans: one for each target.
-        text: of the pattern's file; None where the mask was written elsewhere.
+        text: of the pattern's file; None if the mask was written elsewhere.
     """
     files = []
     if text is not None:
@@ -54,7 +54,7 @@ def sources(
 
 
 def pattern_text(mask: Mask, expression: str) -> str | None:
-    """The file in which a mask was written; None where it cannot be read, or there are several.
+    """The file in which a mask was written; None if it cannot be read, or there are several.
 
     A cell of a notebook is no file on disk: Python remembers its lines for tracebacks. Of a parsed
     text it remembers the last one only.

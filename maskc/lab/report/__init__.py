@@ -1,4 +1,4 @@
-"""A report of one mask: what it is, what it costs, saves and loses, as one page for people."""
+"""A report of one mask on one page: definition, cost, speed and quality."""
 
 from maskc.lab.report.document import Document as Document
 from maskc.lab.report.sections import Subject as Subject

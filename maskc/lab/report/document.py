@@ -36,7 +36,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing, and what it says as text for those who do not see it."""
+    """A drawing, and a text version of its content."""
 
     svg: str
     """An <svg> element without scripts, styles and references; every text in it is escaped."""

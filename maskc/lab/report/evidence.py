@@ -99,7 +99,7 @@ def _rows(
     patterns: Sequence[Evaluated], part: str, text: str, heads: Sequence[str],
     row: Callable[[Evaluated, Any], Sequence[str]], numbers: frozenset[int],
 ) -> Iterator[Block]:  # fmt: skip
-    """A table of the patterns that have this part of an evaluation; nothing where none has it."""
+    """Return a table of the patterns that have this part of an evaluation; empty if none has."""
     having = [(pattern, getattr(pattern, part)) for pattern in patterns]
     rows = [row(pattern, result) for pattern, result in having if result is not None]
     if rows:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no script, no picture, no font, no address."""
+"""A report as one self-contained HTML file, without scripts, external pictures, fonts or links."""
 
 from __future__ import annotations
 

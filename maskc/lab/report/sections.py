@@ -130,7 +130,7 @@ class Subject:
 
 
 def document(subject: Subject, progress: Callable[[str], object] = lambda text: None) -> Document:
-    """The report of a mask; a section that the mask or the target refuses says so.
+    """Return the report of a mask. If a section is not possible for the mask or target, it says so.
 
     Args:
         progress: is told which section comes next.
@@ -358,7 +358,7 @@ def _complexity(subject: Subject) -> Iterator[Block]:
 
 
 def _wins_elsewhere(subject: Subject) -> list[str]:
-    """The predicted break-even on the card whose costs are known, where the target has none."""
+    """Return the predicted break-even on the card with known costs, if the target has none."""
     if card_of(subject.target.name) is not None:
         return []
     known = Target.named("sm_90a")
@@ -386,7 +386,7 @@ def _counted_at(subject: Subject) -> list[int]:
 
 
 def _count_rows(subject: Subject, n: int) -> Iterator[tuple[str, ...]]:
-    """Tiles where that is quick, else the pairs alone; nothing where lengths do not fit."""
+    """Return counts of tiles if that is fast, otherwise of pairs; empty if lengths do not fit."""
     size = subject.problem.dtype.itemsize
     naive = words.scaled(size * n * n, "B")
     if n > _TILED:
@@ -636,4 +636,4 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
     ("environment", "Environment", _environment),
 )
 _NOTES = ("motivation", "discussion")
-"""Sections that people write; there are none where nothing was given."""
+"""Sections from the user's notes; empty without notes."""

@@ -31,8 +31,8 @@ LIMIT = 1 << 30
 """Largest magnitude of a parameter or a data value: differences then fit 32 bits."""
 
 _NO_QUERY, _NO_KEY = LIMIT - 1, LIMIT
-"""Ids of the queries, and of the keys, behind the last of packed documents: they differ, so that
-nothing is seen there. templates/common/lib/read_arrays.cuh writes the same ones."""
+"""Ids of queries and keys after the last packed document. They differ, so that such queries see no
+key. templates/common/lib/read_arrays.cuh writes the same ones."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -97,7 +97,7 @@ def split_call_data(
 
     Raises:
         DataUnknown, DataMissing: a name too many or too few.
-        DataType, DataRange: a parameter that is no integer, or not in 0..2^30.
+        DataType, DataRange: a parameter that is not an integer, or not in 0..2^30.
     """
     wanted = [decl for decl in decls if decl.from_caller]
     known = [decl.name for decl in wanted] + [name for name, _ in params]
@@ -233,8 +233,8 @@ def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
 
 
 def _of_queries(decl: DataDecl, name: str, array: np.ndarray, n_q: int, n_kv: int) -> np.ndarray:
-    """A vector with an entry per query, from one of these or, where queries are the fewer, one with
-    an entry per token."""
+    """Return a vector with an entry per query. It may be passed with an entry per token if there
+    are fewer queries."""
     if _is_vector(array, n_q, max(n_q, n_kv)):
         return _side(decl, array, n_q)
     tokens = f", with {n_kv} of all tokens in place of {n_q}" if n_q < n_kv else ""
@@ -291,7 +291,7 @@ def _is_number(part: Any) -> bool:
 
 
 def _numbers(ids: np.ndarray) -> np.ndarray:
-    """Ids that are compared with numbers of documents; -1 where they cannot be one."""
+    """Return ids to compare with document numbers; -1 for ids that cannot be one."""
     return np.where((ids < 0) | (ids >= _NO_QUERY), np.int64(-1), ids.astype(np.int64))
 
 
@@ -302,7 +302,7 @@ def _ids(
 
     Args:
         lengths: of queries and keys, where the ids are for both.
-        nobody: the id of tokens behind the last document of cumulative lengths.
+        nobody: the id of tokens after the last document of cumulative lengths.
     """
     if not isinstance(given, CuSeqlens):
         array = _integers(name, given)
@@ -368,7 +368,7 @@ def _positions(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.n
 
 
 def kept_promise(decl: DataDecl, flags: np.ndarray) -> np.ndarray:
-    """Random flags [N], so many of them as the mask promises."""
+    """Return random flags [N], at most as many as the mask declares with `at_most`."""
     if decl.most is not None:
         flags[np.flatnonzero(flags)[decl.most :]] = False
     return flags

@@ -78,7 +78,7 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
 def atom_arrays(
     decls: tuple[DataDecl, ...], tables: Mapping[str, np.ndarray], n_q: int, n_kv: int
 ) -> Arrays:
-    """The arrays of atoms that captured arrays stand for, int32, by the names that formulas read.
+    """Return the int32 arrays of data atoms that captured arrays replace, by the names in formulas.
 
     Args:
         decls: data of a mask.
@@ -112,7 +112,7 @@ def _as_read(decl: DataDecl, arrays: list[np.ndarray], n_kv: int) -> Sequence[np
 def reads_inside(
     held: Held, params: Mapping[str, int], sizes: Sizes, shapes: Mapping[str, tuple[int, int]]
 ) -> bool:
-    """Whether no formula of a mask could read a captured array outside, whatever arrays hold.
+    """Whether all reads of captured arrays stay in range, for any content of the arrays.
 
     Args:
         params: those that a call gives.
@@ -160,7 +160,7 @@ def _flat(array: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _longer(array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """The array with at least so many elements in its last dimensions; the last ones repeat."""
+    """Extend an array to `extents` in its last dimensions by repeating the last elements."""
     front = array.ndim - len(sizes)
     more = [max(0, size - had) for size, had in zip(sizes, array.shape[front:], strict=True)]
     if not any(more):
@@ -243,16 +243,16 @@ def decisive(
     shapes: Mapping[str, tuple[int, ...]] | None,
     sure: Callable[[Expr], bool] = lambda index: False,
 ) -> Expr:
-    """The pairs for which an element outside an array decides.
+    """Return the pairs for which an out-of-range element would determine the result.
 
     Args:
         raw: the formula as the user wrote it.
         shapes: of the arrays, without sequences and heads; None: only indices below 0 count.
         sure: whether an index is known never to be below 0.
 
-    A comparison that reads one is neither true nor false: the formula is decided where it comes
-    out the same with all such comparisons true and with all of them false. There is no `not`
-    above a comparison, so these two are its bounds.
+    A comparison with such an element is neither true nor false. The formula is determined if it
+    gives the same result with all such comparisons true and with all of them false. Formulas have
+    no `not` above a comparison, so these two are its bounds.
     """
 
     def safe(formula: Expr) -> Expr:

@@ -14,12 +14,12 @@ from maskc.core.errors import DataRange, DataType
 NO_PROMISE = (1 << 31) - 1
 """Tokens that no document exceeds."""
 _LEAST, _STEPS = 16, 4
-"""Promises are rounded up: to multiples of so many tokens, and to so many values from one power of
-two to the next. Calls whose promises differ a little then share a plan."""
+"""Upper bounds are rounded up, to multiples of _LEAST tokens and to _STEPS values per power of two,
+so that calls with slightly different bounds share a plan."""
 
 
 def promised(name: str, given: object) -> int | None:
-    """The `max_seqlen` of documents, None where they bring none; `name` is for errors.
+    """The `max_seqlen` of documents, None if they bring none; `name` is for errors.
 
     Raises:
         DataType: no integer. DataRange: negative.
@@ -41,7 +41,7 @@ def promised(name: str, given: object) -> int | None:
 
 
 def longest_promised(name: str, given: object) -> int | None:
-    """The longest document that the documents of a call may have, rounded up; None where those of
+    """The longest document that the documents of a call may have, rounded up; None if those of
     queries or those of keys promise nothing.
 
     Raises:

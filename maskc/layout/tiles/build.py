@@ -115,7 +115,7 @@ def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[Ro
 def count(
     recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Arrays
 ) -> int:
-    """The exact number of live pairs of one sequence and head; nothing of size n_q * n_kv is made.
+    """Count the live pairs of one sequence and head exactly, without anything of size n_q * n_kv.
 
     Arguments and errors are those of `build`; the recipe's tile and loops do not matter.
     """
@@ -155,7 +155,8 @@ def values_of(
 
 
 def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
-    """Refuse a formula that may read beyond its arrays; a kernel evaluates every term.
+    """Raise an error if a formula may read beyond its arrays, because a kernel evaluates every
+    term.
 
     Args:
         keep: the mask over q, k and arrays; lengths and parameters are numbers by now.
@@ -186,10 +187,10 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
 
 
 def check_width(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
-    """Refuse what 64 bits cannot hold; arguments as above.
+    """Raise an error if a value may exceed 64 bits; arguments as above.
 
     Raises:
-        DataRange: with the largest magnitude that something may have.
+        DataRange: the message has the largest possible magnitude.
     """
     any_array = dict.fromkeys(E.arrays(keep), np.array([-INT32 - 1]))
     if magnitude(keep, {"q": n_q, "k": n_kv}, any_array) <= SAFE:

@@ -1,4 +1,5 @@
-"""Checks, with MASKC_CHECK=1, that tiles cover a mask and full ones hold nothing else."""
+"""Check, with MASKC_CHECK=1, that tiles cover a mask and that full tiles contain live pairs
+only."""
 
 from __future__ import annotations
 

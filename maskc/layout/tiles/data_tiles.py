@@ -1,8 +1,8 @@
-"""Masks that read data, and what is known of them before the data are.
+"""Masks that read data: the part that is known without the data.
 
-What a mask asks besides data is laid out once per lengths: the tiles that can stay, whatever the
-data are. Where data are given on a device, its kernels leave out the tiles that they rule out, see
-templates/common/tile_lists.cu.j2.
+The terms without data are laid out once per lengths: the tiles that some data could make live. If
+    data are on a device, its kernels drop the tiles that the data rule out, see
+    templates/common/tile_lists.cu.j2.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _is_short(index: E.Expr) -> bool:
 
 
 class Split(NamedTuple):
-    """A mask as what the host knows and what data decide."""
+    """A mask split into a part without data and a part with data."""
 
     hull: Expr
     """All pairs that any data could keep; it reads none."""
     rest: Expr
-    """The formula that decides a tile of the hull: the terms with data if the hull is the other
-    ones, otherwise the mask."""
+    """The formula to test in tiles of the hull: the terms with data if the hull consists of all
+    other terms, otherwise the whole mask."""
     exact: bool
     """Whether hull and rest together are the mask."""
 
@@ -79,8 +79,8 @@ def split(keep: Expr) -> Split:
 
 
 def hull(expr: Expr) -> Expr:
-    """The formula with every comparison that reads data taken for true. Negations stand at
-    comparisons alone, so nothing that data could keep is left out."""
+    """Return the formula with every comparison that reads data replaced by true. Negations apply to
+    comparisons only, so the result contains every pair that some data could keep."""
     match expr:
         case E.All(terms):
             return E.conj(*map(hull, terms))

@@ -40,7 +40,7 @@ def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
         data: all its data.
 
     Returns:
-        The rest of the conjunction, which reads no data; None where the mask is anything else.
+        The rest of the conjunction, which reads no data; None if the mask is anything else.
     """
     if len(data) != 1 or data[0].kind is not DataKind.documents:
         return None

@@ -30,7 +30,7 @@ class Palette:
 class Runs:
     """The tiles first, first + step, ... (`count` of them) of a row; runs ascend by row, `first`.
 
-    With a palette, `first` counts its entries, and those say column and kind.
+    With a palette, `first` is an index into it, and its entries hold column and kind.
     """
 
     row: np.ndarray
@@ -59,8 +59,8 @@ class RowLists:
 
 
 def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> BlockLayout:
-    """The layout whose rows are those of `parts`, one after another; the list is emptied, so that
-    its arrays and the layout's are not in memory together."""
+    """Concatenate the rows of `parts` to a layout. The list is emptied on the way to limit
+    memory."""
     rows = -(-n_q // tile.q)
     ptr = np.zeros(rows + 1, dtype=np.int32)
     if parts:
@@ -78,8 +78,8 @@ def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> Bl
 
 
 def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(whose it is, its number among these) of all entries, where owner i has counts[i] of them:
-    int64 [sum of counts] each, owner by owner."""
+    """Return (owner, index within the owner) of all entries if owner i has counts[i] entries: int64
+    [sum of counts] each."""
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (ends - counts)[owner]

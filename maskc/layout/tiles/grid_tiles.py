@@ -53,8 +53,8 @@ def sides(relation: np.ndarray, q: int, k: int) -> Sides:
 
 
 def sides_by_size(relation: np.ndarray) -> Callable[[int, int], Sides]:
-    """Return a function that gives `sides` of one axis for boxes of many sizes. Each box consists
-    of smaller ones with known counts."""
+    """Return a function that computes `sides` of one axis for boxes of many sizes, from the counts
+    of smaller boxes."""
 
     @cache
     def of(q: int, k: int) -> Sides:
@@ -73,8 +73,8 @@ def sides_by_size(relation: np.ndarray) -> Callable[[int, int], Sides]:
 
 
 def _neighbours(boxes: np.ndarray, axis: int, several: int, beyond: bool) -> np.ndarray:
-    """The boxes with an axis of `several` neighbours behind `axis`; `beyond` stands for those
-    behind the last one."""
+    """Insert an axis of `several` neighbours after `axis`; `beyond` fills places after the last
+    box."""
     missing = -boxes.shape[axis] % several
     widths = [(0, missing if side == axis else 0) for side in (0, 1)]
     padded = np.pad(boxes, widths, constant_values=beyond)

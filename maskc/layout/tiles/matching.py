@@ -29,7 +29,7 @@ _MANY = 16
 """Blocks of keys from which on an id has a set of bits."""
 
 _SCATTERED = 8
-"""One in so many coarse boxes must be undecided: else bounds find the few that are."""
+"""At least one in this many coarse boxes must be undecided; otherwise bounds are faster."""
 
 _MOST_TILES = 1 << 27
 """The most tiles that a count looks at."""
@@ -57,7 +57,7 @@ def _large_table(array: np.ndarray) -> bool:
 
 
 def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowLists] | None:
-    """All tile rows, exact; None where the mask compares several ids, or none and reads no table.
+    """All tile rows, exact; None if the mask compares several ids, or none and reads no table.
 
     Raises:
         TooManyTiles: more than 2^30 live tiles.
@@ -146,8 +146,8 @@ class _Blocks:
     ids: np.ndarray
     """int64: the ids of a block, each once; ids that the other side lacks are missing."""
     only: np.ndarray
-    """int64 [blocks]: the one id of all of its tokens; -1 where there are several, or none that the
-    other side has."""
+    """int64 [blocks]: the id if all tokens of the block have one; -1 if there are several, or if
+    the other side does not have it."""
 
 
 def _blocks(slots: np.ndarray, size: int, ids: int) -> _Blocks:
@@ -236,7 +236,7 @@ class _Grid:
         return kind
 
     def _cases(self, top: int, bottom: int) -> Iterator[tuple[np.ndarray | np.bool_, Expr]]:
-        """(the tiles that have such pairs, what the mask says of these pairs)."""
+        """Yield the tiles with such pairs, and the formula of the mask for these pairs."""
         if not self.compares:
             yield np.bool_(True), self.mask.keep
             return

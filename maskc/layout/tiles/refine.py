@@ -1,4 +1,4 @@
-"""Any mask: boxes of tiles, cut into smaller ones wherever bounds leave them undecided.
+"""Tiles of any mask: boxes of tiles are divided into smaller ones until bounds decide them.
 
 Work comes in stretches of tile rows, so that memory stays bounded and results are in order.
 """
@@ -97,7 +97,7 @@ class Refinement:
         return size
 
     def scattered(self, parts: int) -> bool:
-        """Whether bounds leave more than one in so many of the coarse boxes undecided."""
+        """Whether bounds leave more than one in `parts` of the coarse boxes undecided."""
         size = self._coarse()
         row, col = (np.arange(count) for count in self.grid(size))
         may, must = self.mask.analyst.verdict(
@@ -116,7 +116,7 @@ class Refinement:
     def _descend(
         self, size: int, top: int, bottom: int, row: np.ndarray, col: np.ndarray, full: Stretches
     ) -> Iterator[TileLeaves]:
-        """Classify boxes of rows top .. bottom - 1; go on with those that stay undecided."""
+        """Classify boxes of rows top .. bottom - 1, and divide undecided ones further."""
         may, must = self.mask.analyst.verdict(self.mask.keep, self.boxes(row, col, size))
         stop = np.minimum((col[must] + 1) * size, self.grid(1)[1])
         full += Stretches(row[must], col[must] * size, stop)

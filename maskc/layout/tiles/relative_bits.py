@@ -1,4 +1,5 @@
-"""Masks that depend on k - q alone, as bits: what kernels read instead of testing pairs."""
+"""Masks that depend on k - q only, as a table of bits that kernels read instead of testing
+pairs."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from maskc.core.expr import Expr
 from maskc.layout.tiles.toeplitz import live_differences, of_difference
 
 PAD = 256
-"""Dead bits before the first difference, and at least as many behind the last one: tiles reach
-beyond the lengths, and threads read some bits more than they need."""
+"""Dead bits before the first difference, and at least as many after the last one: tiles extend past
+the lengths, and threads read more bits than they need."""
 
 _MOST = 16
 """Alternatives of a formula that are looked at one by one."""
@@ -25,7 +26,7 @@ def distance_count(n_q: int, n_kv: int) -> int:
 
 
 def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
-    """Formulas whose union is the mask: those over d = k - q alone, and what else there is."""
+    """Split a mask into alternatives: those over d = k - q only, and all others."""
     near: list[Expr] = []
     rest: list[Expr] = []
     whole = _alone(keep) is not None
@@ -40,7 +41,7 @@ def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
 
 @lru_cache(maxsize=1 << 8)
 def _alone(term: Expr) -> Expr | None:
-    """The formula over d = k - q; None where it depends on more, data included."""
+    """The formula over d = k - q; None if it depends on more, data included."""
     return None if E.arrays(term) else of_difference(term)
 
 

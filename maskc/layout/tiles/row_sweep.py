@@ -42,7 +42,7 @@ _FEW = 6
 """Ends of a row that are sorted by comparisons of two."""
 
 _MOST_CODES = 16
-"""Truth values that are told apart by a table; more are sorted."""
+"""Up to this many truth values are looked up in a table; more are sorted."""
 
 
 class NoStretches(Exception):
@@ -400,7 +400,7 @@ def _deep(
 
 
 def count_pairs(keep: Expr, arrays: Arrays, n_q: int, n_kv: int) -> int | None:
-    """Live pairs, or None where neither rows nor columns fall into stretches.
+    """Live pairs, or None if neither rows nor columns fall into stretches.
 
     Args:
         keep: over q, k and arrays.
@@ -417,7 +417,7 @@ def count_pairs(keep: Expr, arrays: Arrays, n_q: int, n_kv: int) -> int | None:
 def tile_rows(
     keep: Expr, arrays: Arrays, n_q: int, n_kv: int, tile: TileShape
 ) -> list[RowLists] | None:
-    """All tile rows, exact, or None where rows do not fall into live and dead stretches."""
+    """All tile rows, exact, or None if rows do not fall into live and dead stretches."""
     try:
         return Sweep(keep, arrays, n_q, n_kv).tile_rows(tile)
     except NoStretches:

@@ -45,8 +45,8 @@ def range_spans(
 ) -> Spans:  # fmt: skip
     """List the tiles of a mask whose live ones are consecutive in every tile row, or column.
 
-    The recipe's closed forms decide where they hold, so that no list of tiles is ever made; else
-    the layout does.
+    If the recipe has closed forms for these lengths, no list of tiles is built; otherwise the
+    layout is.
 
     Args:
         recipe, n_q, n_kv, params, arrays: as for `build`.

@@ -1,7 +1,7 @@
-"""Masks that depend on k - q alone: a table over the difference decides every tile at once.
+"""Masks that depend on k - q only: a table over the difference classifies all tiles at once.
 
-A tile meets all differences between two bounds, each at least once, so a prefix sum over the table
-says whether none, some or all of them are live. Tile rows repeat one list of tiles, shifted.
+A tile contains all differences between two bounds, so a prefix sum over the table shows whether
+none, some or all of them are live. Tile rows repeat one list of tiles, shifted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIFFERENCE = E.Sym("k - q")
 
 
 def of_difference(keep: Expr) -> Expr | None:
-    """The mask as a formula over d = k - q, or None where it depends on more than that."""
+    """The mask as a formula over d = k - q, or None if it depends on more than that."""
     shifted = E.substitute(keep, {E.K: E.add(DIFFERENCE, E.Q)})
     return None if "q" in E.symbols(shifted) else shifted
 

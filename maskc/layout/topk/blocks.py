@@ -20,7 +20,7 @@ def starts_of(positions: np.ndarray | None, block: int, tokens: int) -> Starts:
     """Return where blocks begin.
 
     Args:
-        positions: int32 [tokens]; None where blocks count from the first token.
+        positions: int32 [tokens]; None if blocks count from the first token.
         block: the most tokens of a block.
     """
     if positions is None or not tokens:

@@ -1,4 +1,4 @@
-"""Run-time selection in NumPy: exact, whatever the scores hold.
+"""Run-time selection in NumPy: exact for any scores.
 
 Scores are fp32, as are the means over the pairs of a block; equal ones go to the lower index. NaN
 ranks below every number, -inf included, and among NaN the lower index wins.
@@ -107,7 +107,7 @@ def choose(
 
     Returns:
         Lists [batch or 1, heads or 1, query blocks, min(k, key blocks)], at least 1 wide; of the
-        heads that share, all have the same. Where blocks count from positions, lists of the keys of
+        heads that share, all have the same. If blocks count from positions, lists of the keys of
         chosen blocks for every query.
     """
     (q_step, k_step), groups = selection.table, sharing(selection.share, extent)

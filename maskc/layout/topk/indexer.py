@@ -1,7 +1,7 @@
 """Single keys that heads choose together: ways to score them, and sizes of their lists.
 
-A tile's rows are then the query heads of one query that share its keys, and its columns these keys,
-wherever they lie: a list per query names them.
+The rows of a tile are the query heads of one query that share its keys. Its columns are these keys,
+from a list per query.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Scores(Protocol):
 
     @property
     def content(self) -> tuple[np.ndarray, ...]:
-        """The float32 arrays, of any shapes, that decide the ranking: equal ones rank alike."""
+        """The float32 arrays, of any shapes, that determine the ranking."""
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         """float32 [last - first, columns]."""

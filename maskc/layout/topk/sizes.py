@@ -9,8 +9,8 @@ THREADS = 128
 ROWS = 16
 """Blocks of queries that a block of threads ranks for, at most: four for every warp."""
 FEW_ROWS = 4
-"""Rows of a block where there are too many blocks of keys for so many, or too few blocks of
-threads: one for every warp."""
+"""Rows of a thread block, one per warp, if there are too many blocks of keys for more rows, or too
+few thread blocks."""
 MANY_BLOCKS = 512
 """Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
 COLUMNS = 32
@@ -35,9 +35,9 @@ def shared_bytes(head_dim: int, turn: int, columns: int) -> int:
 
 
 def turn_of(head_dim: int, columns: int, most_shared: int) -> int:
-    """The blocks of queries that a block of threads with so much shared memory ranks for.
+    """Return the number of query blocks that a thread block with this shared memory ranks.
 
-    The result is 0 where there are too many blocks of keys.
+    The result is 0 if there are too many blocks of keys.
     """
     fit = (n for n in (ROWS, FEW_ROWS) if shared_bytes(head_dim, n, columns) <= most_shared)
     return next(fit, 0)

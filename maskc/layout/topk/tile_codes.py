@@ -23,11 +23,11 @@ from maskc.layout.tiles.build import build
 from maskc.layout.topk.sizes import class_shape
 
 _FULL = 8
-"""The first of the bits that tell where all pairs are live."""
+"""The first of the bits for "all pairs are live"."""
 
 
 def in_way(keep: Expr, selections: tuple[Selection, ...], way: int) -> Expr:
-    """The static mask that is left where each selection has chosen all pairs, or none."""
+    """Return the static mask for one combination: each selection has chosen all pairs, or none."""
     number = {selection.name: i for i, selection in enumerate(selections)}
 
     def known(node: Expr) -> Expr | None:
@@ -94,8 +94,8 @@ class Hull:
 def hull_of(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShape) -> Hull:
     """Bound what any selection makes live, from codes [lists, tile rows, tile columns].
 
-    A tile row has no more tiles than live in some way, nor than those that live with nothing chosen
-    and those that its queries' blocks reach.
+    A tile row has at most the tiles that are live in some combination. It also has at most the
+    tiles that are live with nothing chosen, plus the tiles that its chosen blocks can touch.
     """
     some, always = (codes & 0xFF) > 0, (codes & 1) > 0
     reached = sum(

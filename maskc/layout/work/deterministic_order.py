@@ -27,16 +27,16 @@ from maskc.layout.work.dq_order_simulation import in_any_turn, in_given_turn
 from maskc.layout.work.work_list import MAX_ITEMS, Work, divided, fields, merged_rows, most_tiles
 
 BLOCKS = 128
-"""Columns that are under way at a time on a card that they occupy, of all heads, where a
-multiprocessor runs one block."""
+"""Columns of all heads that run at a time on a full card, with one block per multiprocessor."""
 FEWEST = 8
-"""The fewest of these columns that belong to one head."""
+"""The least number of these columns that belong to one head."""
 HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
 MOST_SUMS = 32
 """Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
 HELD = 1 << 30
-"""The flag of a column's last turn: its block takes no further one before that turn has come."""
+"""The flag of a column's last addition: its block takes no other column before this addition is
+allowed."""
 WORTH = 1 / 50
 """The share of all steps that blocks of one head may wait: if they wait for more, columns may wait
 for each other both ways."""
@@ -97,7 +97,7 @@ def _steps(count: np.ndarray) -> float:
 
 
 def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
-    """Count the most additions to one tile of dq; 0 where rows have no lists.
+    """Return the largest number of additions to one tile of dq; 0 if rows have no lists.
 
     Args:
         parts: int32 tables [elements] by name; see `in_turn`.

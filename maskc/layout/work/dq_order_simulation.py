@@ -23,9 +23,9 @@ BETWEEN = 2
 def in_given_turn(
     ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, int]:
-    """Order the tiles of columns where it is known who adds to a tile of dq after whom.
+    """Order the tiles of columns for a given order of additions to each tile of dq.
 
-    A column takes the first tile of its own whose turn has come.
+    A column takes its first tile for which all earlier additions are done.
 
     Args:
         ptr: where the columns of a list begin in the tiles of all lists.
@@ -66,10 +66,10 @@ def in_given_turn(
 def in_any_turn(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Order the tiles of columns where any column may add to a tile of dq after any other one.
+    """Order the tiles of columns if columns may add to a tile of dq in any order.
 
-    A column takes the first tile of its own to whose tile of dq nobody added of late, or where that
-    was longest ago.
+    A column takes its first tile for which the last addition to dq was long ago, or the one with
+    the oldest last addition.
 
     Args:
         ptr: where the columns of a list begin in the tiles of all lists.
@@ -104,7 +104,7 @@ class _Additions:
         return at if now - last[rows[at]] >= LATER else None
 
     def add(self, row: int, now: int) -> int:
-        """Add to one; returns how many did before."""
+        """Add to a tile of dq; return the number of earlier additions."""
         rank, when = self._count[row], self._when[row]
         when[rank % len(when)] = now
         self._count[row] += 1

@@ -19,7 +19,7 @@ class Classes:
     count: int
     """The number of classes."""
     first_query: int
-    """The first class's first query; 0 where these classes have none."""
+    """The first query of the first class; 0 if these classes have no queries."""
     n_q: int
     """Queries of each class."""
     n_kv: int

@@ -14,7 +14,7 @@ from maskc.layout.tiles.spans import Spans
 
 
 def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
-    """Return the counts of lists by tile rows, whichever way the pass goes through them."""
+    """Return the counts of lists by tile rows, for passes by rows and by columns."""
     rows = tiles = full = lone = queries = 0
     for layout in layouts:
         if direction is Direction.backward:
@@ -51,8 +51,8 @@ class Adders:
     rows: int = 0
     """Tile rows that some column adds to, of all lists."""
     in_steps: int = 0
-    """Tile columns of a list where each begins at a later row than the one before, or at the first
-    one; 0 where some do not, or nobody looked."""
+    """The number of tile columns if each begins at a later row than the previous one, or at the
+    first row; 0 if not, or unknown."""
 
     def items(self, columns: Items, heads: float) -> Items:
         """Return the items of a launch by tile rows, which are never cut.

@@ -16,23 +16,23 @@ from maskc.layout.tiles.spans import Spans
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
 """The most items: their fields are indexed with 32 bits."""
 UNEVEN = 4
-"""A tile row (or column) is long if it has more than so many times the mean of those of its list
-that have tiles: in a causal mask the longest has twice the mean."""
+"""A tile row (or column) is long if it has more than this many times the mean number of tiles in
+its list, without empty rows. In a causal mask the longest row has twice the mean."""
 _FEW = 16
-"""Queries whose rows of a part are a small thing to write and read."""
+"""Number of queries up to which writing and reading the rows of a part takes little time."""
 _FEW_LISTED = 8
-"""Tile rows, or columns, of a list of few."""
+"""Largest number of tile rows, or columns, of a short list."""
 _FIXED = 4
 """Times `few_tiles` that a part of an `invariant` row has: 2048 keys."""
 MOST_PARTS = 64
-"""The most parts of a packed row: one block adds them up, when others may have nothing to do."""
+"""Limit on the parts of a packed row: one block merges them, while others may be idle."""
 PIECES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-"""Parts of the longest row to choose from."""
+"""Candidates for the number of parts of the longest row."""
 _ITEM_COST, _PART_COST, _ROWS_OF_TILE = 2, 2, 32
-"""Tiles of 64 keys that take as long as starting an item, and as finishing a part; rows of a part
-that are stored and read in the time of one more."""
+"""Cost of starting an item, and of finishing a part, in tiles of 64 keys; rows of a part that are
+stored and read in the time of one tile."""
 _TURNS = 4
-"""Parts for each block that runs at once, above which rows are not cut further."""
+"""Limit on the number of waves of parts: rows are not split further beyond it."""
 _MULTIPROCESSORS = 132
 """About the multiprocessors of a card, for which items are made. Nothing else depends on it."""
 
@@ -212,7 +212,7 @@ class Cutting:
     least: int
     """The least tiles of a part; 0: no row is cut."""
     fixed: int = 0
-    """The tiles of a part, if a row's own tiles alone decide; 0: the load decides."""
+    """The tiles of a part if splits depend on the row only; 0 if they depend on the batch."""
     blocks: int = 1
     """Blocks that run at once."""
     item_cost: int = 0
@@ -249,10 +249,9 @@ class Cutting:
         return size
 
     def _of_all(self, count: np.ndarray) -> int:
-        """Return the size with the least expected time, the largest one of several.
+        """Return the size with the lowest expected time, the largest of equal ones.
 
-        Where all items are alike, blocks take turns; where they differ, they finish about half an
-        item apart.
+        If all items are equal, blocks run in waves. Otherwise they finish about half an item apart.
         """
         longest, total = int(count.max(initial=0)), int(count.sum())
         dead, room = int(np.count_nonzero(count == 0)), self.room(len(count), longest)
@@ -270,7 +269,7 @@ class Cutting:
 
 
 def cutting_of(rows: int, rule: WorkList) -> Cutting:
-    """Return how tile rows with so many rows of queries are cut.
+    """Return the rule for splitting tile rows with this number of queries.
 
     Storing and reading a row of a part takes as long as loading 1 / 32 of a tile of 64 keys.
     """
@@ -316,7 +315,7 @@ def backward_work(
     pieces = _pieces(spans, _most_of_few(spans, rule))
     owner, piece = _expanded(owners, pieces)
     written = None
-    if not together.all():  # one head speaks for a column that none of its siblings sees
+    if not together.all():  # one head owns a column that none of its siblings sees
         dead = spans.count[lists].sum(axis=1) == 0
         heads = owners.head[owner]
         speaks = (heads % size == 0) & dead[heads // size, pieces.tile[piece]]

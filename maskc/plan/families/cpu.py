@@ -21,11 +21,11 @@ def schedule(problem: Problem) -> Schedule:
         64 x 64       27 / 60               19 / 65               8.2 / 17    92 / 262
         128 x 128     27 / 62               23 / 76               7.9 / 16    89 / 220
 
-    Smaller tiles load and store sums more often per product, larger ones visit more dead pairs at
-    the mask's edges: thin masks, which this project is for, lose there what dense ones gain. With
-    D 32 to 512 the 64 x 64 tile stayed within a tenth of the best. Its sides are multiples of
-    every vector width (4, 8, 16), and a thread's scratch, all fp32 tiles, is 0.2 MiB of stack at
-    D 64, 1.1 MiB at D 512.
+    Smaller tiles load and store sums more often per product. Larger ones visit more dead pairs at
+    the edges of the mask, so thin masks, the purpose of this project, lose what dense ones gain.
+    With D 32 to 512 the 64 x 64 tile stayed within a tenth of the best. Its sides are multiples of
+    every vector width (4, 8, 16), and a thread's scratch, all fp32 tiles, is 0.2 MiB of stack at D
+    64, 1.1 MiB at D 512.
 
     Storage in bfloat16 or float16 changes nothing: tiles are widened when they are loaded.
     """

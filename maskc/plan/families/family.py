@@ -31,14 +31,14 @@ class Product:
     name: str
     columns: int
     from_registers: bool = False
-    """Whether the left operand comes from registers instead of shared memory."""
+    """Whether the left operand is in registers instead of shared memory."""
     a_along_tokens: int = 0
     """1 where the reduction of the left operand runs along the tokens of its tile."""
     b_along_tokens: int = 0
     """1 where the reduction of the right operand runs along the tokens of its tile."""
     elements: str = ""
-    """The element type of operands in PTX, where it is not that of the tensors. Operands of one
-    byte lie along their reduction."""
+    """The element type of operands in PTX, if it differs from the tensors. One-byte operands are
+    contiguous along the reduction."""
 
     @property
     def in_bytes(self) -> bool:
@@ -64,11 +64,11 @@ class Scoring:
     keys: int
     """Keys that a block scores."""
     slots: tuple[tuple[Indexing, int], ...]
-    """The ways that there are, and slabs of queries in flight."""
+    """The number of variants, and slabs of queries in flight."""
 
 
 class Along(NamedTuple):
-    """A source that goes along with a family's own."""
+    """A further source of a family, in addition to its main one."""
 
     target: str
     direction: Direction
@@ -84,18 +84,19 @@ class Family:
     schedules: Mapping[tuple[Direction, str], Callable[[Problem], Schedule]]
     """The schedules by pass and form."""
     limits: Callable[[Problem], Limits]
-    """Tiles and stages that a user may ask for."""
+    """Tiles and stages that a user may request."""
     by_masks: Callable[[Problem, tuple[MaskIR, ...]], Schedule] | None = None
-    """The forward schedule of the default form, where it depends on the masks."""
+    """The forward schedule of the default form, if it depends on the masks."""
     one_source: bool = False
     """Whether one text has both passes."""
     along: tuple[Along, ...] = ()
-    """Other tiles, the other pass, and what runs calls that this family cannot."""
+    """Further sources: other tiles, the other pass, and other families for calls that this one
+    cannot run."""
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The head dimensions that have a form; a form that is not named has all."""
     tables: bool = False
-    """Whether partial tiles may come as bits from tables: those over k - q, and of chosen blocks.
-    All families have bits of intervals."""
+    """Whether partial tiles may use bits from tables over k - q and of chosen blocks. All families
+    support bits of intervals."""
     grid: Callable[[Problem], tuple[Schedule, ...]] | None = None
     """Forward schedules whose tiles may be boxes of a grid; None: no such kernels."""
     gathered: tuple[tuple[Direction, str], ...] = ()
@@ -105,7 +106,7 @@ class Family:
     device_documents: bool = False
     """Whether tile lists of documents may be made on the device."""
     device_data: bool = False
-    """Whether those of any other data may."""
+    """Whether tile lists of other data may be made on the device."""
     topk_shared_bytes: int = 0
     """Shared memory of a block that chooses blocks of keys on the device; 0: the host chooses."""
 
@@ -116,7 +117,7 @@ class Family:
 
         Raises:
             SharedMemoryExceeded: the tiles do not fit; no head dimension of a target does that.
-            TileUnsupported: tile or stages were asked for that there are not.
+            TileUnsupported: the requested tile or number of stages does not exist.
         """
         if problem.names_tile and (direction, form) == (Direction.forward, ""):
             self.limits(problem).check(problem)

@@ -1,4 +1,4 @@
-"""Keys chosen one by one for heads together: which masks run so, and the launches.
+"""Kernels for single keys that several heads share: schedules and launches.
 
 The rows of a tile are the heads of one query that share its keys, 64 or, on Hopper, 128 of them.
 Missing heads are padding, computed and discarded. On Hopper one warpgroup gathers keys and values

@@ -22,7 +22,7 @@ class Limits:
     """Tiles of keys in flight; none: the kernels have no such number."""
 
     def check(self, problem: Problem) -> None:
-        """Refuse what is outside.
+        """Raise an error for a tile or stages outside the limits.
 
         Raises:
             TileUnsupported.
@@ -38,7 +38,7 @@ class Limits:
             raise self.refused(problem, f"it has no kernels with {stages} stages")
 
     def refused(self, problem: Problem, why: str) -> TileUnsupported:
-        """The error: what was asked for, why not, and the limits."""
+        """Return the error with the request, the reason and the limits."""
         place = "stages" if problem.tile is None else "tile"
         return TileUnsupported(self.target, asked_text(problem), why, str(self), at=place)
 

@@ -1,9 +1,9 @@
 """Launches that compute gradients of a formula's tables on tensor cores.
 
-They follow the other launches of a backward pass: the main launch has no registers for the
-contributions of pairs, and pairs of one entry are better summed where a warp has them together.
-Every pair is recomputed, with two of the five products of a pass. The launches exit at once if a
-call needs no such gradient.
+They run after the other launches of a backward pass. The main launch has no registers left for the
+contributions of pairs, and a warp can sum pairs of one entry if it holds them together. Every pair
+is recomputed, with two of the five products of a pass. The launches exit at once if a call needs no
+such gradient.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 One block of 16 x 16 threads has a tile of 64 x 64 pairs. A thread has 4 x 4 of them, and 4 x 4
 numbers of each strip of 64 columns of a result. Rows of any length pass through 35 KiB of shared
 memory in pieces of DEPTH elements, so no card needs an opt-in for more. Registers grow with the
-head dimension: 16 per strip. Forward passes and dq hold a whole row of strips, eight of them at 512
-    elements. dk and dv together may have sixteen. Beyond eight, several blocks share a tile column,
-    and each recomputes the scores for its strips.
+head dimension: 16 per strip. Forward passes and dq hold all strips of a row: eight at 512 elements.
+    dk and dv together may have sixteen. Beyond eight, several blocks share a tile column, and each
+    recomputes the scores for its strips.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maskc.plan.types import Schedule
 TILE = TileShape(64, 64)
 THREADS = 256
 STRIP = 64
-"""Columns of a result that the threads have 4 x 4 numbers of."""
+"""Columns of a strip; each thread holds 4 x 4 numbers of its result."""
 MOST_STRIPS = 8
 """The most strips whose sums a block holds: 128 registers of a thread."""
 ROW_FLOATS = 2

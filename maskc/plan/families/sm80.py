@@ -73,12 +73,12 @@ from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 BLOCK_BYTES = 1024
-"""Shared memory for what the threads of a block share: its place, its mask, its tile list."""
+"""Shared memory for values that the threads of a block share: position, mask, tile list."""
 
 WIDE_KEYS = 32
 """Keys of a tile beyond head dimension NARROW."""
 _SHORT_ROW = 1024
-"""Keys from a row's first to its last one up to which rows count as short."""
+"""The distance from the first to the last key of a row up to which rows count as short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Sm80Schedule(Schedule):
     park_rows: bool = False
     """Whether the rows' tops and sums wait in shared memory between uses."""
     group_keys: int = 1
-    """Tokens whose keys and values take L2_BYTES: heads run in groups of that size."""
+    """Tokens for which keys and values take L2_BYTES: heads run in groups of that size."""
     block_bytes: int = BLOCK_BYTES
     """Part of `shared_bytes` other than the tiles."""
 
@@ -119,7 +119,8 @@ _SHORT = _LONG | {
 def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     """The schedule of one problem for the masks of all heads, which share a kernel.
 
-    What it asks are facts of the sets at their parameters' defaults: equal masks get equal tiles.
+    The choice depends on facts about the sets, with parameters at their defaults. Equal masks get
+    equal tiles.
     """
     if problem.tile is not None:
         return _with_tile(problem, problem.tile)
@@ -133,7 +134,7 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
 
 @lru_cache(maxsize=256)
 def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
-    """Why a mask runs fewer dead pairs in the lower tiles; None where it is not known to."""
+    """Return why tiles with fewer queries contain fewer dead pairs; None if that is not known."""
     longest = longest_row(ir.keep, beyond=low.k)
     if longest is not None and longest <= _SHORT_ROW:
         why = f"rows are short: {longest} consecutive keys, with the first {low.k}, hold each"
@@ -197,8 +198,8 @@ def _schedule(
 
 
 def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
-    """By tile rows, or with the query heads of a key/value head as rows of tiles, whose keys
-    several blocks share."""
+    """Return two modes: by tile rows, and with the query heads of a key/value head packed as rows,
+    with keys split over blocks."""
     whole = Launch("attention_forward", Grid.rows, threads, shared)
     merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
     packed = (replace(whole, grid=Grid.parts), merge)
@@ -242,8 +243,8 @@ def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool) -> int:
 
 
 def wide_shared_bytes(tile: TileShape, head_dim: int, threads: int) -> int:
-    """Bytes of shared memory where two warps share rows: q lies where k and v come; halves of
-    scores that they exchange.
+    """Bytes of shared memory if two warps share rows. q uses the memory of k and v; there is room
+    for the half scores that the warps exchange.
     """
     tiles = 2 * head_dim * max(tile.q, 2 * tile.k)
     return tiles + 2 * tile.k * threads + BLOCK_BYTES

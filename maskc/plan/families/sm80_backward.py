@@ -21,7 +21,7 @@ PLAIN_THREADS = 256
 """The threads of the launches before and after, which have a block per tile row."""
 
 _SUMS = 1
-"""Floats per query for what a tile row sums up for its head."""
+"""Floats per query for sums of a tile row that belong to its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Sm80BackwardSchedule(Schedule):
     score_queries: int = 32
     """Queries of the tile whose scores are in registers at a time."""
     divided: bool = False
-    """Whether dk and dv of a tile column have blocks of their own."""
+    """Whether separate blocks compute dk and dv of a tile column."""
     one_place: bool = False
-    """Whether gradients of scores lie where the tile of dout was."""
+    """Whether gradients of scores reuse the memory of dout's tile."""
     group_queries: int = 1
     """Tokens whose queries and gradients of outputs take L2_BYTES: heads run in such groups."""
 
@@ -107,11 +107,11 @@ def wide_shared_bytes(tile: TileShape, head_dim: int, step: int) -> int:
 def _modes(
     tile: TileShape, room: int, threads: int, blocks: int, by_rows: bool
 ) -> tuple[tuple[str, Mode], ...]:
-    """The usual one, where columns add to dq, and one with the same bits on every run.
+    """Return the default mode, in which columns add to dq, and a bitwise deterministic mode.
 
     Args:
         blocks: of a tile column.
-        by_rows: whether dq always has a launch of its own: then there is one mode.
+        by_rows: whether dq always has a separate launch: then there is one mode.
     """
     prepare = Launch("attention_backward_prepare", Grid.queries, PLAIN_THREADS, per_block=tile.q)
     mean = Launch(

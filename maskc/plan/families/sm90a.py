@@ -3,7 +3,7 @@
 A block has one producer warpgroup that copies, and two or three consumer warpgroups that compute 64
 queries each. Keys and values go through a ring of stages. A forward pass has two modes. In the
 default mode a block computes one tile row, which is faster if rows are long. Persistent blocks loop
-over tile rows, so that the next row starts under the last products of the row before. This is
+over tile rows, so that the next row starts while the last products of the previous row run. This is
 faster if rows are short.
 
 If rows are so short that most of a tile is outside the mask, a second source with tiles of 64 x 64
@@ -22,8 +22,8 @@ Comparisons with other libraries are in benchmarks/results/anchors-h200.json. De
 
 - Work of the copying thread per tile. It shares a scheduler with warps that compute, so divisions
   and choices happen once per item, not per tile: D 64 full 521 to 541, window 4096 603 to 613.
-- Only the wait for k comes before the next product. The ring's next slot and its operands are
-  computed under the exponentials: D 128 full 642 to 655.
+- Only the wait for k comes before the next product. The next slot of the ring and its operands are
+computed during the exponentials: D 128 full 642 to 655.
 - One branch for everything special about a tile, after the product.
 - Pairs that need a test are tested sixteen columns at a time, before the product begins. Documents
   at 32k: 382 TFLOP/s with four columns, 458 with sixteen.
@@ -33,11 +33,11 @@ that a block takes: its first item is known after 1900. K arrives after 5000, be
 load it at once (9.5 MB). Weights follow after 7400, and then an item takes 3700. Sinks with a
 window of 64: 2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. Four changes did not help:
 
-- Fetch items in a warp of its own. Fetched ahead, items are missing elsewhere at the end
-  (Longformer 10 % slower). Fetched on demand, +-3 %.
+- Fetch work items in a separate warp. Fetched ahead, items are held back from other blocks at the
+end (Longformer 10 % slower). Fetched on demand, +-3 %.
 - Prefetch the tensor maps.
 - Write empty rows first.
-- Test pairs of small tiles under the product.
+- Test pairs of small tiles while the product runs.
 
 Boxes of a grid (30 x 48 x 80 tokens, windows of 18 x 24 x 24, D 128, 24 heads): 41.0 ms with 128
 keys. 96 keys take 35.2 ms: these boxes fit the windows better, and partial tiles read fewer words.
@@ -53,8 +53,8 @@ No gain:
 - Constants of the mask in the source instead of memory.
 - Three or two stages at D 64.
 
-Slower: at D 64, persistent blocks whose warpgroups first ask if they see anything of a tile. It
-costs registers.
+Slower: at D 64, persistent blocks in which each warpgroup first checks whether it sees anything of
+    a tile. The check needs too many registers.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ from maskc.plan.types import Schedule
 SLAB = 64
 """Columns of a slab: a tile in shared memory lies as slabs of 128-byte rows."""
 LONG_KEYS = 2048
-"""Keys of an item of a row far longer than the others, which is not to be the last one that
-runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
-ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
-With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
-is at most a fifth of the keys and values that its tiles read."""
+"""Keys of a work item of a row far longer than the others, which must not become the last one to
+finish. With 132 blocks, Longformer (16k, 12 heads, D 64) has 82 tiles per block. The last block
+ends after 164 tiles if the rows of 128 tiles are whole, and after 87 if their items have 32 or 16
+tiles. With fewer heads, each block has less work; therefore items have 16 tiles of 128 keys.
+Writing and reading a part moves at most a fifth of the bytes of its keys and values."""
 FEW_KEYS = 512
 """The least keys of a part of a packed row."""
 SUM_KEYS = 1024
-"""E4M3: keys whose products are added up by tensor cores, which do so with 14 bits: of values that
-are alike they lose 0.6 % then, and 13 % of 16,384 keys (an H100)."""
+"""E4M3: number of keys after which sums leave the tensor cores, which accumulate with 14 bits. For
+equal values the error is then 0.6 %; without a limit it is 13 % for 16,384 keys (H100)."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
@@ -104,11 +104,11 @@ class ForwardSchedule(Schedule):
     keep_q: bool = False
     """Whether q stays in registers, as the left operand of the first product."""
     pv_wait: int = 1
-    """Where a step waits for the second product: after the maxima (1), or half of the
-    exponentials (2)."""
+    """The point at which a step waits for the second product: after the maxima (1), or after half
+    of the exponentials (2)."""
     products: tuple[Product, ...] = ()
     one_q: bool = False
-    """Whether shared memory has room for one tile of q only, also in persistent blocks."""
+    """Whether shared memory has room for only one tile of q, also in persistent blocks."""
     sum_tiles: int = 0
     """E4M3: tiles after which accumulators are added to a sum in shared memory; 0: never."""
     list_bytes: int = 0
@@ -137,7 +137,7 @@ class _Form:
     """The keys of a tile."""
     stages: int
     registers: tuple[int, int]
-    """The registers as in ForwardSchedule; together they are what a block is given."""
+    """The registers as in ForwardSchedule; together they equal the registers of a block."""
     keep_q: bool = False
     pv_wait: int = 2
     blocks: int = 1
@@ -158,8 +158,8 @@ _UNEQUAL_FORMS = {(192, 128): _Form(2, 128, 2, (240, 24), pv_wait=1)}
 
 _PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
 """The form at head dimensions up to 64 if the score formula reads a table with an entry for each
-pair: three warpgroups leave too few registers for the entries. Pair bias for each sequence at 2k,
-bf16 (an H200): 0.178 ms with three."""
+pair. With three warpgroups, too few registers are left for the entries: a pair bias for each
+sequence at 2k takes 0.178 ms then (bf16, one H200)."""
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
@@ -195,7 +195,7 @@ _SMALL_POOL_FORMS = {
 }
 
 _GRID_KEYS = (96, 64)
-"""The keys of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
+"""The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
 
 
 def forward_schedule(problem: Problem) -> ForwardSchedule:
@@ -204,10 +204,10 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
         return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
     if problem.converts:
         return _schedule(problem, _POOL_FORMS[problem.head_dim])
-    usual = _form(problem)
+    default = _form(problem)
     if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
-        usual = _PAIR_FORM
-    return _schedule(problem, _asked(problem, usual) if problem.names_tile else usual)
+        default = _PAIR_FORM
+    return _schedule(problem, _asked(problem, default) if problem.names_tile else default)
 
 
 def _form(problem: Problem) -> _Form:
@@ -216,37 +216,38 @@ def _form(problem: Problem) -> _Form:
 
 
 _ROWS = {2: (240, 24), 3: (160, 32)}
-"""The registers, as in ForwardSchedule, of each number of warpgroups that a user may ask for."""
+"""The registers, as in ForwardSchedule, for each number of warpgroups that a user may request."""
 _SPARE_REGISTERS = 32
 """Registers of a consumer thread in addition to out, scores and weights."""
 
 
 def limits(problem: Problem) -> Limits:
-    """Tiles and stages that a user may ask for."""
+    """Return the tiles and stages that a user may request."""
     return Limits(
         "sm_90a", tuple(64 * groups for groups in _ROWS), (64, 96, 128), tuple(range(2, 9))
     )
 
 
-def _asked(problem: Problem, usual: _Form) -> _Form:
+def _asked(problem: Problem, default: _Form) -> _Form:
     """Return the form that a user requests; without a number of stages, as many as the default form
     has room for.
 
     Raises:
         TileUnsupported: registers or shared memory do not suffice.
     """
-    tile = problem.tile or TileShape(64 * usual.warpgroups, usual.keys)
+    tile = problem.tile or TileShape(64 * default.warpgroups, default.keys)
     groups, dim, most = tile.q // 64, problem.head_dim, TARGETS["sm_90a"].shared_memory
     registers, refused = _ROWS[groups], limits(problem).refused
     needed = problem.head_dim_v // 2 + tile.k // 2 + tile.k // 4 + _SPARE_REGISTERS
     if needed > registers[0]:
         why = f"at head_dim {dim} a thread needs about {needed} registers and has {registers[0]}"
         raise refused(problem, why)
-    alike = (groups, tile.k) == (usual.warpgroups, usual.keys)
+    alike = (groups, tile.k) == (default.warpgroups, default.keys)
     form = replace(
-        usual, warpgroups=groups, keys=tile.k, registers=registers, keep_q=usual.keep_q and alike,
-        pv_wait=usual.pv_wait if alike else 1 if groups > 2 else 2,
-        stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
+        default, warpgroups=groups, keys=tile.k, registers=registers,
+        keep_q=default.keep_q and alike,
+        pv_wait=default.pv_wait if alike else 1 if groups > 2 else 2,
+        stages=problem.stages or max(2, default.stages * default.keys // tile.k),
     )  # fmt: skip
     while (room := _shared(tile, _slabs(problem), form.stages, 1)) > most:
         if problem.stages or form.stages == 2:
@@ -257,11 +258,12 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
 
 
 def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
-    """Schedules of a forward pass over boxes of a grid: the usual one, then with fewer keys."""
-    usual = _form(problem)
-    sizes = (usual.keys, *(keys for keys in _GRID_KEYS if keys < usual.keys))
-    stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
-    forms = (replace(usual, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
+    """Return schedules of a forward pass over boxes of a grid: the default one, then one with fewer
+    keys."""
+    default = _form(problem)
+    sizes = (default.keys, *(keys for keys in _GRID_KEYS if keys < default.keys))
+    stages = (round(default.stages * default.keys / keys) for keys in sizes)
+    forms = (replace(default, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
     return tuple(_schedule(problem, form) for form in forms)
 
 
@@ -282,18 +284,18 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * -(-problem.head_dim_v // SLAB) * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 and not problem.converts else 0
-    usual = _mode(Grid.items, threads, room[1], form.blocks, "")
+    default_mode = _mode(Grid.items, threads, room[1], form.blocks, "")
     if lists:
         entmax = replace(
-            usual.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
+            default_mode.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
             feature=Feature.entmax,
         )  # fmt: skip
-        usual = Mode((*usual.launches, entmax))
+        default_mode = Mode((*default_mode.launches, entmax))
     one_q = room[2] > most
     persistent = _mode(Grid.stream, threads, room[1 if one_q else 2], form.blocks, "PERSISTENT")
-    modes = [("default", usual), ("persistent", persistent)]
-    if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
-        modes.append((PACK_GQA, Mode(usual.launches[:1], "PACK_GQA")))
+    modes = [("default", default_mode), ("persistent", persistent)]
+    if not problem.dropout:  # it needs the head of each row, and is not used for decoding
+        modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -342,18 +344,18 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     """
     if problem.names_tile:
         raise limits(problem).refused(problem, "in E4M3 there is one tile for each head dimension")
-    usual = _schedule(problem, form)
+    default = _schedule(problem, form)
     dim, keys = problem.head_dim, form.keys
     room = dim * keys + keys * (dim + 4)  # before and after
     turn = Launch("attention_transpose_v", Grid.tile_columns, 256, room, per_block=keys)
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
-        for name, mode in usual.modes
+        for name, mode in default.modes
         if name != PACK_GQA
     )
-    products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in usual.products)
-    maps = tuple(tensor_map for tensor_map in usual.maps if tensor_map.tensor != "v")
-    return replace(usual, products=products, modes=modes, maps=maps, list_bytes=0)
+    products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in default.products)
+    maps = tuple(tensor_map for tensor_map in default.maps if tensor_map.tensor != "v")
+    return replace(default, products=products, modes=modes, maps=maps, list_bytes=0)
 
 
 # ------------------------------------------------------------------ keys chosen by their scores

@@ -25,74 +25,75 @@ storage precision. Two modes avoid these sums:
 Comparisons with FlashAttention-4 are in benchmarks/results/anchors-h200.json. Decisive on one H200
 (CUDA 13.0, bf16; cycles of the main kernel, or ms in interleaved rounds):
 
-- The products of a step run one after another (scores, dp, dv, dq, dk), and dq leaves under dk.
-  Starting the next step's scores under dq, or dk one step late, gained nothing.
-- Operands in uniform registers. NVRTC 13.0 moves each of them there if the address of shared memory
-  is kept over the loop: 98 moves for 32 products a step. Full 8k: 1.98 to 1.87 million cycles.
+- The products of a step run one after another (scores, dp, dv, dq, dk), and dq is stored while dk
+runs. Starting the next step's scores while dq runs, or dk one step late, gained nothing.
+- Operands in uniform registers. If the address of shared memory is kept over the loop, NVRTC 13.0
+moves each operand there: 98 moves for 32 products in a step. Full 8k: 1.98 to 1.87 million cycles.
 - Loads of lse and delta before the products begin. Afterwards a load waits some hundred cycles
   behind the operands of products. Causal 16k: 4.85 to 4.71 ms. D 64 full: 5.82 to 5.41 ms.
 - dq kept in L2 by the cache hint of the reductions: 2 to 6 %.
 - Deterministic mode: the loading thread finds the ranks. Columns go in groups of eight, descending,
   for sixteen heads at a time. Causal takes 10 % longer, where one order of all columns cost 57 %.
-- Zeros of later heads by a warp that copies: 1 to 3 % for windows, dilated, strided and random
-  blocks.
-- dq by tile rows. Windows at 16k, D 128: 64 keys 0.296 to 0.227 ms, 128 0.348 to 0.253, 256 0.38 to
+- Zeros for later heads written by a copying warp: 1 to 3 % faster for windows, dilated, strided and
+random blocks.
+- SEPARATE_DQ. Windows at 16k, D 128: 64 keys 0.296 to 0.227 ms, 128 0.348 to 0.253, 256 0.38 to
   0.32, 512 0.49 to 0.46. The same windows at D 64: 0.158 to 0.133, 0.189 to 0.158, 0.23 to 0.20,
-  0.30 to 0.30. 16 sinks and a window of 64 at 4k: 0.118 to 0.088. Full and causal masks take a
-  third longer that way, windows of 1024 7 %. One block per tile row, without loads ahead, took
-  twice as long.
+  0.30 to 0.30. 16 sinks and a window of 64 at 4k: 0.118 to 0.088. With it, full and causal masks
+  take a third longer, and windows of 1024 take 7 % longer. One block per tile row, without loads
+  ahead, took twice as long.
 - dq stored, not added. Strided 128 at 16k: 0.72 to 0.61 ms. Kernels of blocks of 16 at 4k: 0.043 to
   0.028 ms.
-- If at most three columns add to a tile of dq, they take turns, as in deterministic mode, and need
-  no zeros. Windows at 16k: 64 0.333 to 0.286 ms, 128 0.350 to 0.319, 256 0.389 to 0.377.
+- If at most three columns add to a tile of dq, they add in a fixed order, as in deterministic mode,
+and need no zeros. Windows at 16k: 64 0.333 to 0.286 ms, 128 0.350 to 0.319, 256 0.389 to 0.377.
 - lse and delta as one more k-step of the products that make scores and dp: three bf16 pieces each,
   next to ones. They then need no registers, and a step reads 128 wavefronts of shared memory, not
   256. D 128: window 1024 1.51 to 1.42 ms, prefix-LM 4.95 to 4.72, random blocks 5 %. D 256: 3 %.
   D 64: 1 to 2 %.
-- Deterministic mode: rows to which far more columns add than to others have several tiles of dq. In
-  small tiles one thread waits for turns a step ahead, and another passes them on. Overhead over the
-  default mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small tiles 22 to 6 %.
-- A thread of its own passes turns on. Before, the thread that adds dq was busy nearly all the time
-  (of 4000 to 5000 cycles a step: 1600 until copies have read, 1300 to tell, 800 to ask). All its
-  waiting came on top. Overhead for full 8k: 6 to 3 %.
-- Columns that may wait for each other in both directions, in an order tried out for a head that
-  follows another. Random blocks with 50, 25 and 10 % live tiles, overhead over the default mode:
-  27, 35 and 42 % to 9, 8 and 7 %. In the order of a head whose columns all begin at once: 27, 30
-  and 18 %. Several tiles of dq for all rows, or more heads side by side, cost more than they save,
-  because less stays in L2 (8 to 16 heads: 32 to 60 %).
+- Deterministic mode: if far more columns add to a row than to others, the row has several tiles of
+dq. In small tiles one thread waits for the semaphore a step ahead, and another releases it.
+Overhead over the default mode: BigBird at 16k 102 to 31 %, Longformer 71 to 29 %, full 8k in small
+tiles 22 to 6 %.
+- A separate thread releases the semaphore. Before, the thread that adds dq was busy nearly all the
+time (of 4000 to 5000 cycles in a step: 1600 until copies have read, 1300 to release, 800 to
+acquire), so every wait delayed the step. Overhead for full 8k: 6 to 3 %.
+- Columns may wait for columns on both sides, in an order found by simulating a head that follows
+  another. Random blocks with 50, 25 and 10 % live tiles, overhead over the default mode: 27, 35 and
+  42 % to 9, 8 and 7 %. With an order for a head in which all columns begin at once: 27, 30 and 18
+  %. Several tiles of dq for all rows, or more heads side by side, cost more than they save, because
+  less stays in L2 (8 to 16 heads: 32 to 60 %).
 
 No gain:
 
 - Tiles of 80 queries at D 128, with dq transposed. They were 6 % faster before lse and delta became
   part of the products. Since then, with 80 and with 64 queries: full 8k 4.64 and 4.56 ms, causal
   16k 4.57 and 4.50, window 4096 at 128k 9.85 and 9.49.
-- A copying warp that converts dq to storage precision as soon as a tile has all of its sums.
-  Telling it at every step costs 8 %, and the tile itself twice the time of a separate launch. For a
+- A copying warp that converts dq to storage precision as soon as a tile is complete. Signalling it
+at every step costs 8 %, and converting a tile takes twice as long as in a separate launch. For a
   whole head at once: windows 1 % faster, dilated 12 % slower.
-- The last of the columns that take turns knows that it is the last. A warp that copies parts of its
-  tile to shared memory, and stores it in storage precision, must read through the operands of
-  products: 16000 cycles for a tile of 64 x 128. The column that comes last in all rows of a head
-  then delays everything: window 1024 at 32k 1.50 to 1.62 ms, full 8k 4.7 to 5.7 ms.
-- dv before ds. dq handed over by named barriers. Copying threads that sleep. More or fewer heads at
-  a time. Heads assigned by the half of the L2 cache that is near a multiprocessor: every head lies
-  in both halves.
-- A launch that starts while the one before ends: blocks of 16 7 % faster, full and causal 7 %
-  slower, forward passes +-3 %.
+- Conversion by the last column of a fixed order. A warp copies parts of the tile to shared memory
+and stores them in storage precision. Its reads queue behind the operands of products: 16000 cycles
+for a tile of 64 x 128. A column that is the last one in all rows of a head then delays everything:
+window 1024 at 32k 1.50 to 1.62 ms, full 8k 4.7 to 5.7 ms.
+- dv before ds. Named barriers for dq. Copying threads that sleep. More or fewer heads in flight.
+Heads assigned to the multiprocessors near their half of L2: every head is in both halves.
+- Programmatic dependent launch: blocks of 16 7 % faster, full and causal 7 % slower, forward passes
++-3 %.
 - delta and lse of later heads by the two idle warps, instead of a launch before: exponential
-  dilation -2 %, windows, documents and random blocks -1, full -0.3, causal +0.7. Nothing that runs
-  next to products is free.
-- Two warpgroups that drift apart, each waiting for the ds of the other one step later. Causal 16k,
-  in million cycles, 7.08 as it is. dq's product under the next step's scores: 7.25. The same in
-  halves, so that dp begins as early as now: 7.81. Next scores started before a step ends: 7.24. dq
-  copied to shared memory under the next scores: 7.67. dq announced with the next ds: 7.50.
+  dilation -2 %, windows, documents and random blocks -1, full -0.3, causal +0.7. Work that runs
+  concurrently with products always costs time.
+- Two warpgroups that run apart, each waiting for the other's ds one step later. Causal 16k takes
+7.08 million cycles without the change. With the product for dq during the next step's scores: 7.25.
+The same in halves, so that dp begins as early as without it: 7.81. With the next scores started
+before a step ends: 7.24. With dq copied to shared memory during the next scores: 7.67. With dq
+announced together with the next ds: 7.50.
 - k in registers: 9.46 million cycles. k and v in registers at D 64: 11 % fewer reads of shared
   memory, the same time.
-- Exponentials under dp, dv before ds, or dq announced under the next scores. Causal 16k with tiles
-  of 80: 7.93, 7.97 and 8.00 million cycles. With 64, exponentials under dp take 3 % longer, and 4 %
-  at D 64, where registers allow it.
+- Exponentials during dp, dv before ds, or dq announced during the next scores. Causal 16k with
+tiles of 80: 7.93, 7.97 and 8.00 million cycles. With tiles of 64, exponentials during dp make it 3
+% slower, and 4 % at D 64, where registers allow it.
 - In grids, to keep the words of the outer axes while only the innermost axis moves, as forward
   passes do: windows of 18 x 24 x 24 115.3 to 112.6 ms (107.9 without any test), windows of 80 x 80
-  and with strides unchanged. Partial tiles cost little; dead pairs cost much.
+  and with strides unchanged. Partial tiles cost little time, dead pairs cost much.
 
 Shared memory is the bottleneck at D 128: it is busy for 3236 of a step's 3540 cycles with 64
 queries, and 3845 of 4220 with 80 (wavefronts of the profiler; matrix products take 2560 and 3200):
@@ -123,14 +124,13 @@ from maskc.plan.types import Schedule
 THREADS = 256
 """The threads of the passes before and after, which have a block per tile."""
 SLOPE_SUMS = 128
-"""Sums for the gradient of a head's slope, where it has one, behind each warpgroup's share of dq:
-one per thread."""
+"""Sums for the gradient of a head's slope, after each warpgroup's share of dq: one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
 LONG_COLUMN = 16
-"""The value for a column far longer than the others: sinks among windows, global keys. Reckoned
-with 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one
-ends after 75 where columns are whole, after 44 with 32, after 30 with 16."""
+"""Query tiles of an item of a column far longer than the others: sinks among windows, global keys.
+With 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128) have 27 steps per block. The last
+block ends after 75 steps if columns are whole, after 44 with 32, and after 30 with 16."""
 
 ROW_BYTES = 16
 """Bytes of a query's lse and delta, as pieces of products; or as numbers, with thresholds of its
@@ -154,7 +154,8 @@ class BackwardSchedule(Schedule):
     shares: int = 2
     """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
-    """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
+    """Whether dq is added to memory by bulk reductions from shared memory, instead of from
+    registers."""
     zeroes: bool = True
     """Whether an idle warp zeroes tiles of dq, if they are staged."""
     ds_stages: int = 2
@@ -170,7 +171,7 @@ class BackwardSchedule(Schedule):
     key_blocks: int = 1
     """Blocks of the launch that adds up a column that items share."""
     row_bytes: int = 0
-    """Shared memory of the launch that makes dq by tile rows; 0: there is none."""
+    """Shared memory of the launch that computes dq by tile rows; 0 if there is none."""
     keep_rows: bool = False
     """Whether that launch keeps q and dout in registers, or two tiles of each in shared memory."""
 
@@ -333,7 +334,8 @@ def _parts(slabs: int) -> tuple[int, ...]:
 
 
 def _key_blocks(columns: int, tile: TileShape) -> int:
-    """So many that a thread adds up eight columns of two keys, of dk or dv."""
+    """Return the number of blocks such that a thread adds up eight columns of two keys, of dk or
+    dv."""
     return -(-(columns // 8) * (tile.k // 2) // THREADS)
 
 
@@ -375,9 +377,19 @@ def _modes(
     tile: TileShape, rest: int, of_mean: int, staged: int, zeroes: bool, warpgroups: int,
     blocks: int, thresholds: bool, key_blocks: int,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """Return all modes. `rest` is shared memory without dq and rows in bytes, `of_mean` what the
-    launch for entmax needs; `staged` is the number of columns of dq that each mode stages, and
-    `zeroes` whether a warp zeroes tiles of it."""
+    """Return all modes.
+
+    Args:
+        tile: The tile.
+        rest: Bytes of shared memory without dq and rows.
+        of_mean: Bytes of shared memory of the launch for entmax.
+        staged: The number of columns of dq that each mode stages.
+        zeroes: Whether a warp zeroes tiles of dq.
+        warpgroups: The consumer warpgroups of a block.
+        blocks: Blocks per multiprocessor.
+        thresholds: Whether the pass compares with thresholds of chosen keys.
+        key_blocks: Blocks of the launch that adds up a column shared by several items.
+    """
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
     for name, quarters in _QUARTERS.items():

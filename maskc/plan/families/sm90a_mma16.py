@@ -26,9 +26,9 @@ Times in us on one H200 (bf16, 16 heads, D 64):
     windows of 8, 17 at 16k      43        44     forward
     window of 40 at 16k          55        44     forward
 
-With longer lists it is slower, because every warp loads the keys of its own tiles and waits for
-each of them. At D 128 it gains nothing: blocks of 16 at 16k take 72 and 71 us forward, 184 and 166
-backward.
+With longer lists these kernels are slower, because every warp loads the keys of its own tiles and
+waits for each of them. At D 128 they gain nothing: blocks of 16 at 16k take 72 and 71 us forward,
+184 and 166 backward.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from maskc.plan.types import Schedule
 TILE = TileShape(16, 16)
 """One fragment of q or of weights."""
 HEAD_DIMS = (64,)
-"""The head dimensions at which it gains anything."""
+"""The head dimensions at which these kernels are faster."""
 
 _FORWARD = {64: (4, 4)}
 """For each head dimension: warps of a block, blocks per multiprocessor. With one block more, 96 and

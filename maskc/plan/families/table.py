@@ -23,8 +23,8 @@ def family_of(target: Target) -> Family:
 
 
 def fitting(problem: Problem, target: Target) -> Iterator[Problem]:
-    """The problem with each tile and number of stages that a user may ask for and that fits the
-    card; a tile or stages that it names already leave those that have them.
+    """Yield the problem with every tile and number of stages that fits the card. A tile or stages
+    that the problem already names filter them.
 
     Raises:
         HeadDimUnsupported, DTypeUnsupported: the target has no kernel at all.

@@ -1,1 +1,1 @@
-"""Forms of kernels, one file each: which masks have them, and what their plans are."""
+"""Forms of kernels, one file each: the masks that they match, and their plans."""

@@ -1,5 +1,4 @@
-"""Tile lists made on the device (templates/common/tile_lists.cu.j2), from any data that are given
-there.
+"""Tile lists built on the device (templates/common/tile_lists.cu.j2) from any data on it.
 
 The candidates are all tiles that the mask could have with any data. The mask's own formula is
 evaluated on a whole tile by interval arithmetic, with the bounds of each array on the tile. A tile
@@ -32,8 +31,8 @@ _KINDS = (
 def matches(plan: KernelPlan) -> bool:
     """Whether the masks of all heads read arrays of a call, if any, and run whole, in lists.
 
-    Parts over listed tokens are no hindrance: the host takes them, and the device where the mask
-    promises how many tokens there are.
+    Parts over listed tokens are allowed: the host runs them, or the device if the mask declares an
+        upper bound on the tokens (`at_most`).
     """
     split = plan.parts and not any(part.listed for part in plan.parts)
     if split or plan.use_ranges or plan.distances or any(mask.ir.selections for mask in plan.masks):
@@ -52,5 +51,5 @@ def matches(plan: KernelPlan) -> bool:
 
 
 def listed(plan: KernelPlan) -> KernelPlan:
-    """The plan whose tile lists may be made on the device."""
+    """Return the plan, with permission to build tile lists on the device."""
     return replace(plan, data_lists=True, reasons=(*plan.reasons, REASON))

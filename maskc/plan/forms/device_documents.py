@@ -1,8 +1,8 @@
-"""Tile lists made on the device (templates/common/tile_lists.cu.j2), where ids of documents arrive
-there, or their cumulative lengths.
+"""Tile lists built on the device (templates/common/tile_lists.cu.j2) from document ids or
+cumulative lengths on it.
 
-A tile that the mask would have without its documents stays where the ids of its queries, from the
-least to the greatest, and those of its keys overlap.
+A tile of the mask without its document term is kept if the range of ids of its queries overlaps the
+range of ids of its keys.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ WHEN = (
 
 
 def matches(plan: KernelPlan) -> bool:
-    """Whether all heads have one mask, of documents and something that reads no data, which runs
-    whole and tests pairs one by one."""
+    """Whether all heads have one mask, of documents and terms that read no data, which runs as a
+    whole and tests single pairs."""
     mask, *others = plan.masks
     alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
     return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
 
 
 def listed(plan: KernelPlan) -> KernelPlan:
-    """A forward plan whose tile lists may be made on the device.
+    """Return the forward plan, with permission to build tile lists on the device.
 
-    Rows are then never cut, wherever lists come from, as the host cannot know in time how much
-    memory the parts would take.
+    Rows are then never split, even with lists from the host: the host cannot know in time how much
+        memory the parts would take.
     """
     schedule, work = plan.schedule, plan.schedule.work
     if work is not None:

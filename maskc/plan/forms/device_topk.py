@@ -1,5 +1,4 @@
-"""Selections made on the device (templates/common/select.cu.j2): their launches, and which masks
-have them.
+"""Selections computed on the device (templates/common/select.cu.j2): launches and conditions.
 
 A block ranks all blocks of keys for a few blocks of queries. Order-preserving integers of the
 scores are in shared memory, a threshold is found bit by bit, and blocks that reach it are marked as
@@ -37,7 +36,7 @@ def launches(shared_bytes: int) -> tuple[Launch, ...]:
 
 
 def why_host(masks: tuple[PlannedMask, ...]) -> str:
-    """Why the device cannot make the selections of a mask; empty where it can."""
+    """Why the device cannot make the selections of a mask; empty if it can."""
     chosen = selections(masks)
     if len(chosen) > MAX_SELECTIONS:
         return f"there are {len(chosen)} selections, of at most {MAX_SELECTIONS} that fit"
@@ -56,7 +55,7 @@ def _why_host(one: Selection) -> str:
 
 
 def listed(plan: KernelPlan) -> KernelPlan:
-    """A plan whose blocks of keys the device chooses, where it can."""
+    """Return the plan with blocks of keys chosen on the device, if possible."""
     why = why_host(plan.masks)
     reason = _ON_HOST.format(why) if why else ON_DEVICE
     return replace(plan, selecting=not why, reasons=(*plan.reasons, reason))

@@ -1,5 +1,5 @@
-"""Masks of single keys that heads choose together, as parts that kernels test: what may be chosen,
-what the mask keeps of the chosen pairs, and what it keeps of the others.
+"""Masks of single keys that heads choose together. Kernels need three formulas: the candidates, the
+chosen pairs that the mask keeps, and the other pairs that it keeps.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _obstacle(ir: MaskIR, one: Selection) -> str:
 
 
 def _with(keep: Expr, name: str, value: int) -> Expr:
-    """The mask where every entry of a selection's table has this value."""
+    """Return the mask with a constant in place of every entry of a selection's table."""
     number = E.const(value)
 
     def known(node: Expr) -> Expr | None:
@@ -106,7 +106,7 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
 
 
 def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
-    """The plan of a mask that chooses single keys, for heads together.
+    """Plan a mask that chooses single keys for several heads together.
 
     Raises:
         SelectionNotCompiled: there are no kernels for such a choice; and see `plan`.

@@ -1,4 +1,4 @@
-"""Which boxes of a grid are tiles: those that take least time at a likely size of the grid."""
+"""Choose the boxes of a grid that serve as tiles: the fastest ones at a likely size of the grid."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from maskc.plan.types import KernelPlan
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
 _MASKED = {Direction.forward: 0.1, Direction.backward: 0.3}
-"""The time of a partial tile above a full one's, which is 1."""
+"""The additional time of a partial tile, relative to a full one."""
 _LONGEST = 256
 """The most tokens of a box along an axis: the copy engine's limit."""
 
 
 def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:
-    """Masks as products over the axes of one grid; none where some mask is no such product."""
+    """Return masks as products over the axes of one grid; empty if some mask is not such a
+    product."""
     in_grid = [grid_mask(ir.keep) for ir in masks]
     if None in in_grid or len({mask.extents for mask in in_grid if mask}) > 1:
         return ()
@@ -38,9 +39,9 @@ def boxes_for(
     masks: tuple[GridMask, ...], tiles: Sequence[TileShape], direction: Direction,
     tests_pairs: bool = False,
 ) -> tuple[TileShape, tuple[int, ...], tuple[int, ...]] | None:  # fmt: skip
-    """A tile and its boxes, of queries and of keys; None where consecutive tokens are as good.
+    """Return a tile and its boxes of queries and of keys; None if consecutive tokens are as good.
 
-    The likely size of a grid has a first axis as long as its longest.
+    The first axis of the likely size is as long as the longest other axis.
 
     Args:
         masks: over one grid.
@@ -86,7 +87,7 @@ def boxes_for(
 
 
 def _shapes(tokens: int, grid: tuple[int, ...], stored: int) -> Iterator[tuple[int, ...]]:
-    """Boxes of so many tokens that fall into boxes of `stored` consecutive ones."""
+    """Yield boxes of `tokens` tokens that divide into boxes of `stored` consecutive rows."""
     divisors = [d for d in range(1, min(tokens, _LONGEST) + 1) if tokens % d == 0]
     for sides_of in product(divisors, repeat=len(grid)):
         if prod(sides_of) == tokens and sub_box(sides_of, stored):
@@ -107,7 +108,7 @@ def box_note(boxes: Boxes) -> str:
 
 
 def in_boxes(plan: KernelPlan) -> KernelPlan | None:
-    """The plan in boxes of a grid; None where the masks are no products over one, or tiles of
+    """Return the plan in boxes of a grid; None if masks are not products over a grid, or tiles of
     consecutive tokens are as good."""
     grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
     if grid is None:
@@ -134,7 +135,7 @@ def in_boxes(plan: KernelPlan) -> KernelPlan | None:
 
 
 def why_no_boxes(plan: KernelPlan) -> tuple[str, ...]:
-    """Something to say only of products over a grid."""
+    """Return why a product over a grid does not run in boxes; empty for other masks."""
     in_grid = grid_masks(tuple(mask.ir for mask in plan.masks))
     if not in_grid or family_of(plan.target).grid is None:
         return ()

@@ -12,14 +12,14 @@ from maskc.ir.types import MaskIR
 from maskc.plan.families.sm90a_mma16 import TILE
 
 MOST_KEYS = 48
-"""From a row's first key to its last one, for which there is such a source: of more than four tiles
-a row no prediction takes it."""
+"""The largest distance from the first to the last key of a row: with more than four tiles in a row,
+these kernels are never predicted to be fastest."""
 
 
 def matches(masks: tuple[MaskIR, ...], direction: Direction) -> bool:
-    """Whether some lengths may run in these tiles: facts of the sets, at their parameters'
-    defaults, of masks that read no data. The number of all keys, where a mask is over some of them,
-    has no default that says anything."""
+    """Whether a mask that reads no data may run in these tiles at some lengths, by facts of its set
+    with parameters at their defaults. Masks over a part of the keys do not: the total number of
+    keys has no meaningful default."""
     if any(ir.data or N_KV_OF_ALL in ir.params for ir in masks):
         return False
     rows = [_longest_row(ir.keep) for ir in masks]

@@ -1,8 +1,8 @@
-"""Masks with keys that are chosen one by one, by q . k: kernels find them by two numbers a row.
+"""Masks with single keys chosen by q . k: kernels select them by a threshold per row.
 
-Such a key is seen where its score passes the threshold of its row. A mask then is two that read no
-choice: the pairs it keeps if all candidates are chosen, and among them those it keeps if none is
-(`always_kept`). A kernel of its own finds the thresholds among the candidates before a pass begins.
+A row sees such a key if its score passes the row's threshold. The mask becomes two masks without a
+selection: the pairs it keeps if all candidates are chosen, and among them the pairs it keeps if
+none is chosen (`always_kept`). A separate kernel finds the thresholds before the pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     larger blocks.
 
     Raises:
-        SelectionNotCompiled: there are kernels for neither.
+        SelectionNotCompiled: there are no kernels for the selection.
     """
     by_name = {selection.name: (ir, selection) for ir in heads.masks for selection in ir.selections}
     small = [
@@ -83,7 +83,7 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
 def plan_by_threshold(
     heads: HeadGroups, one: Selection, problem: Problem, target: Target
 ) -> KernelPlan:
-    """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
+    """Plan a mask with single chosen keys: as a whole, with one tile size."""
     hull = next(hull for hull in heads.hulls if hull.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
     forward, *backward = (

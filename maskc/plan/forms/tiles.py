@@ -74,7 +74,7 @@ def plan_tiles(
 
 
 def selects_in_own_tiles(heads: HeadGroups, problem: Problem, target: Target) -> TileUnsupported:
-    """The error where the user names a tile for a mask that chooses keys at run time."""
+    """Return the error for a user's tile with a mask that chooses keys at run time."""
     ir = next(ir for ir in heads.masks if ir.selections)
     why = "masks that choose keys at run time have tiles that fit their blocks"
     hint = "leave tile and stages out for masks with topk"
@@ -83,7 +83,7 @@ def selects_in_own_tiles(heads: HeadGroups, problem: Problem, target: Target) ->
 
 
 def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
-    """The sentence that the user names the tile, where that is so."""
+    """Return the sentence about a tile that the user requested, if there is one."""
     if not problem.names_tile or direction is Direction.backward:
         return ()
     return (
@@ -92,8 +92,8 @@ def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
 
 
 def _of_data(masks: tuple[PlannedMask, ...], along: int, run: int) -> DataIntervals | None:
-    """The intervals of masks that read data, where all heads share a formula; None where one pair
-    stands for many anyway, or where data differ from token to token.
+    """Return the intervals of masks that read data, if all heads share a formula; None if one test
+    serves many pairs anyway, or if data differ between neighbouring tokens.
 
     Args:
         along: see `data_intervals`.
@@ -113,10 +113,11 @@ def _of_data(masks: tuple[PlannedMask, ...], along: int, run: int) -> DataInterv
 
 
 def check_rows(heads: HeadGroups, problem: Problem, target: Target) -> None:
-    """Refuse rows by which a target cannot choose keys.
+    """Check that a target can choose keys by rows of this width.
 
     Raises:
-        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot, or are too long.
+        HeadDimUnsupported: rows are too long, or would be padded, which the selection of blocks
+            does not support.
     """
     for block in (selection.block for ir in heads.masks for selection in ir.selections):
         if target.lacks_choice(problem, block):
@@ -124,7 +125,7 @@ def check_rows(heads: HeadGroups, problem: Problem, target: Target) -> None:
 
 
 def _check_blocks(heads: HeadGroups, target: Target) -> None:
-    """Refuse what a target has no kernels for.
+    """Check that a target has kernels for the blocks of a selection.
 
     Raises:
         SelectionNotCompiled: blocks that are too small.

@@ -39,9 +39,9 @@ class Foreign(NamedTuple):
 
 
 class _Foreign:
-    """Results are of the source's own library where it follows the array API standard.
+    """Results are arrays of the source's library if it follows the array API standard.
 
-    Where it does not, they are NumPy or CuPy arrays.
+    Otherwise they are NumPy or CuPy arrays.
     """
 
     ordered = False
@@ -94,7 +94,8 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _PLACES: dict[type, Device] = {}
-"""The place of the last array of a type: asking costs a microsecond and is usually the same."""
+"""The device of the last array of each type. A query takes a microsecond, and the answer rarely
+changes."""
 
 _REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)
 
@@ -120,7 +121,8 @@ def foreign(x: Any, name: str) -> Foreign:
 
 
 def _guessed(x: Any) -> Foreign | None:
-    """x imported as an array that is where the last of its type was; None if it is elsewhere."""
+    """Import x, assuming the device of the last array of its type; None if it is on another
+    device."""
     place = _PLACES.get(type(x))
     if place is None:
         return None

@@ -34,26 +34,26 @@ class Library(Protocol):
         """
 
     def plain(self, x: Any) -> Any:
-        """x itself where memory holds its values, else a copy."""
+        """x itself if its memory holds its values, otherwise a copy."""
 
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
 
     def watch(self, x: Any) -> tuple[object, int] | None:
-        """(where and how x lies, a number that grows when somebody writes into it); None where
-        nobody counts."""
+        """Return (address and layout of x, a counter of writes to x); None if writes are not
+        counted."""
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         """(a new array on the device of x, its pointer)."""
 
     def clear(self, made: Any) -> None:
-        """Zero what `empty` gave."""
+        """Fill an array from `empty` with zeros."""
 
     def stream(self, device: int) -> int:
         """The caller's current CUDA stream."""
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
-        """A copy of int32 values on the CUDA device of x, ordered on its current stream."""
+        """Copy int32 values to the CUDA device of x, on its current stream."""
 
 
 def zeros(library: Library, x: Any, wanted: Output) -> tuple[Any, int]:
@@ -80,7 +80,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 @cache
 def _dtype_named(name: str) -> np.dtype:
-    """The dtype of a result: NumPy's own, or ml_dtypes'."""
+    """Return the dtype of a result, from NumPy or ml_dtypes."""
     return np.dtype(name if name == "float32" else getattr(import_module("ml_dtypes"), name))
 
 
@@ -98,7 +98,7 @@ def _torch_place(device: Any) -> Device:
 
 
 class _Torch:
-    """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
+    """torch.Tensor. autograd does not see accesses through data_ptr()."""
 
     ordered = True
 
@@ -313,12 +313,14 @@ def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
 
 
 _copying: deque[tuple[Any, Any]] = deque()
-"""Pinned memory that copies may still read, each behind an event; the pool knows of no streams."""
+"""Pinned memory that copies may still read, each with an event, because CuPy's pool ignores
+streams."""
 _copying_lock = threading.Lock()
 
 
 def _keep_until_copied(cupy: ModuleType, memory: Any, stream: Any) -> None:
-    """Hold memory until what was enqueued so far is over; a graph's owner keeps what it reads."""
+    """Keep memory alive until all enqueued work has finished; the owner of a CUDA graph keeps its
+    inputs."""
     if cupy.cuda.runtime.streamIsCapturing(stream.ptr):
         return
     event = cupy.cuda.Event(disable_timing=True)
@@ -342,8 +344,8 @@ LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def library(x: object, name: str) -> Any:
-    """x itself where its type is known and it is plain, else what stands for it: a copy, or a
-    `Foreign`.
+    """Return the library of x, and x itself if its type is known and it is plain; otherwise a copy
+    or a `Foreign`.
 
     Raises:
         NotAnArray: x has no array interface.
@@ -353,7 +355,8 @@ def library(x: object, name: str) -> Any:
 
 
 def library_of(kind: type) -> Library | None:
-    """The library of a type of arrays: a subclass belongs to that of its base. None: not known."""
+    """Return the library of an array type; a subclass has the library of its base. None:
+    unknown."""
     known = LIBRARIES.get(kind)
     for base in kind.__mro__ if known is None else ():
         known = _BY_NAME.get((base.__module__.partition(".")[0], base.__name__))
@@ -382,7 +385,7 @@ def array_of(x: object, name: str) -> Array:
 
 
 def check_ranks(q: Any, k: Any) -> None:
-    """Refuse q and k that have not four dimensions.
+    """Raise an error if q or k does not have four dimensions.
 
     Raises:
         WrongRank.
@@ -394,7 +397,8 @@ def check_ranks(q: Any, k: Any) -> None:
 
 
 def dtype_of_call(q: Any) -> object:
-    """The dtype that kernels of a call with q have: q's, or what autocast casts it to."""
+    """Return the dtype of the kernels for a call: the dtype of q, or the one that autocast casts q
+    to."""
     dtype = getattr(q, "dtype", None)
     if dtype is None:
         return array_of(q, "q").dtype
@@ -407,7 +411,7 @@ def dtype_of_call(q: Any) -> object:
 
 
 def module_of(x: Any) -> Any:
-    """torch, CuPy or NumPy, whichever an array is of; NumPy where it is of none of these."""
+    """Return the module of an array: torch, CuPy or NumPy; NumPy for all other libraries."""
     torch = torch_of(x)
     if torch is not None:
         return torch
@@ -430,7 +434,8 @@ def cast_like(x: Any, like: Any) -> Any:
 
 
 def expanded(x: Any, sequences: int) -> Any:
-    """An array [1, ..] as one of so many sequences, in the same memory; any other as it is."""
+    """Broadcast an array [1, ..] to `batch` sequences, without a copy; return any other
+    unchanged."""
     one, *rest = x.shape
     if one != 1 or sequences == 1:
         return x
@@ -441,7 +446,7 @@ def expanded(x: Any, sequences: int) -> Any:
 
 
 def summed(gradient: Any, like: Any) -> Any:
-    """The gradient of an array [1, ..] that served all sequences; of any other as it is."""
+    """Sum the gradient of a broadcast array [1, ..] over sequences; return any other unchanged."""
     if like.shape[0] == gradient.shape[0]:
         return gradient
     return cast_like(widened(gradient).sum(0)[None], gradient)

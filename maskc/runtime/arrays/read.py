@@ -9,7 +9,7 @@ from maskc.runtime.arrays.known import LIBRARIES, Library, library
 from maskc.runtime.autograd import refuse_lost_gradient
 
 _BACKWARD = 6
-"""The fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
+"""The least number of arrays of a backward pass: q, k, v, out, dout, lse."""
 _NO_POINTERS = dict.fromkeys(POINTERS, 0)
 """No pointers, in the order of the argument block."""
 
@@ -55,7 +55,7 @@ def read(
 
 
 def with_heads(names: tuple[str, ...], given: list[Any], alibi: Any, sinks: Any) -> tuple[str, ...]:
-    """`names` and what they name, with the vectors per head that were given."""
+    """Return names and arrays, with the vectors per head of the call appended."""
     for name, x in (("alibi_slopes", alibi), ("sink_logits", sinks)):
         if x is not None:
             names = (*names, name)
@@ -70,6 +70,6 @@ def low_bits(places: tuple[int, ...]) -> int:
 
 
 def all_pointers(names: tuple[str, ...], places: tuple[int, ...], **others: int) -> Pointers:
-    """Addresses in the order of the argument block, 0 for those that are not named."""
+    """Return addresses in the order of the argument block, 0 for arrays that are not named."""
     pointers = _NO_POINTERS | dict(zip(names, places, strict=True)) | others
     return tuple(pointers.values())

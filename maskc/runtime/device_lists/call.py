@@ -1,7 +1,7 @@
 """Common code of passes with lists that are built on the device, just before they run.
 
-The lists are in the workspace of the call, so that calls of several streams, threads and CUDA
-graphs share nothing.
+The lists are in the workspace of the call. Calls of several streams, threads and CUDA graphs
+therefore share no memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
 
     options: PlanOptions
     given: Sequence[Any]
-    """q, k and v, then what else it has."""
+    """q, k and v, then other arrays of the call."""
     data: Mapping[str, Any]
     """The caller's keywords."""
     held: Held | None
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is no pair to ask about."""
+        """Whether the call has no pairs."""
         sizes = self.sizes
         return 0 in (sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv)
 
@@ -88,7 +88,8 @@ class DeviceLists(Protocol):
     """Whether the device can make the lists of this mask."""
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call, and what stays on the device; None where the host must read it."""
+        """Return the parameters of a call, and its data on the device; None if the host must read
+        the data."""
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -113,8 +114,8 @@ class CallablePlan(Protocol):
         """See Runnable."""
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
-        """See Runnable.place, for a call with `watched` arrays; None if nothing can tell whether
-        they change."""
+        """See Runnable.place, for a call with `watched` arrays; None if changes to them cannot be
+        detected."""
 
     def enqueue(
         self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
@@ -149,7 +150,7 @@ class DeviceListedPlan(ABC):
     """One direction of one signature, whose lists of tiles the device makes."""
 
     main: PreparedLaunch
-    """The pass itself. Its tables are what is known before the lists."""
+    """The pass itself. Its tables are those that do not depend on the lists."""
     lists: CudaKernel
     """Makes the lists."""
 
@@ -211,7 +212,7 @@ def pack_parts(
 def with_room(
     plan: PreparedLaunch, backward: bool, room_from: Callable[[int], tuple[tuple[int, ...], int]]
 ) -> tuple[PreparedLaunch, tuple[int, ...]]:
-    """The plan with room for the lists behind its workspace, and where they are there.
+    """Return the plan with room for the lists after its workspace, and their offsets.
 
     Args:
         room_from: (where parts of the lists are, entries in all) of a workspace whose first entries

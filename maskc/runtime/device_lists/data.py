@@ -1,9 +1,9 @@
 """Plans of passes whose tile lists are made on the device from data there: sizes, memory and
 launches.
 
-What a mask may keep at most, whatever its data are, is laid out on the host, once per lengths; the
-device leaves out the tiles that data rule out. Of documents these may also begin with documents,
-see maskc/layout/tiles/document_tiles.py.
+The host lays out all tiles that some data could make live, once per lengths. The device drops the
+tiles that the data rule out. Tiles of documents may begin at the first token of a document, see
+maskc/layout/tiles/document_tiles.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.launch.built import BuiltBundle
 
 _MOST_TILES = 1 << 26
-"""Tiles of a grid; of longer sequences the host lists the few that are live."""
+"""The largest number of tiles; for longer sequences the host lists the few live ones."""
 _MOST_ENTRIES = 1 << 28
 """The most entries of the memory of lists, of four bytes."""
 
@@ -65,7 +65,7 @@ class DataLists:
         self._by_documents = self._unit is not None and self._unit.form == DOCUMENTS
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters and data of a call; None where the host is to read them.
+        """Parameters and data of a call; None if the host is to read them.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.
@@ -116,7 +116,8 @@ class DataLists:
     def _program(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
     ) -> tuple[Emitted, Place]:
-        """The program, and the tokens: heads as rows of one tile where they fit."""
+        """Return the program and the tokens, with heads packed into rows of one tile if they
+        fit."""
         bundle, selector = self._built.bundle, self._built.selector
         if not self._by_documents:
             shapes = {
@@ -197,8 +198,8 @@ def _reach(unit: SourceUnit, bound: Bound) -> int | None:
     """Return the largest distance between a query and a key that documents and tiles allow; None
     without a bound, or if queries and keys have separate documents.
 
-    A tile whose keys are all of one document may lie in tile columns that reach beyond it, and is
-    full only where these are.
+    The keys of a tile may all belong to one document although its tile columns reach beyond the
+    document. Such a tile is full only if those columns are.
     """
     if bound.longest is None or bound.given.sources[0] is not bound.given.sources[1]:
         return None
@@ -206,11 +207,10 @@ def _reach(unit: SourceUnit, bound: Bound) -> int | None:
 
 
 def _without_data(bundle: Bundle, reach: int | None) -> Bundle:
-    """All that the mask could keep, as a mask that reads no data; its constants stay those of the
-    whole formula.
+    """Return the mask without its data terms, with the constants of the whole formula.
 
     Args:
-        reach: how far apart a query and its keys may be; None: nobody knows.
+        reach: largest distance between a query and its keys; None: unknown.
     """
     ahead = E.sub(E.K, E.Q)
     near = () if reach is None else (E.le(ahead, E.const(reach)), E.le(E.const(-reach), ahead))

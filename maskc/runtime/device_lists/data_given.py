@@ -25,8 +25,8 @@ CODES = {
 }  # fmt: skip
 """The code in `struct Lists` and the bytes of each type of elements that kernels read."""
 _FEW_QUERIES = 128
-"""Queries up to which tables with an entry per pair stay on the device: one or two rows of tiles.
-Lists of more rows would keep tiles that the host drops."""
+"""Up to this many queries (one or two tile rows), tables with an entry per pair stay on the device.
+With more rows, device lists would keep tiles that the host can drop."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """Conversions of an element to 32 bits."""
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     pointer: int
     most: int
-    """Tokens of a document, where it has cumulative lengths; differs from call to call."""
+    """Largest number of tokens of a document, for cumulative lengths; differs between calls."""
     rule: int
     code: int
     shape: tuple[int, int, int, int]
@@ -49,12 +49,13 @@ class Source(NamedTuple):
 
     @property
     def doubtful(self) -> bool:
-        """Whether values may turn out to be wrong: lengths, and numbers of more than 32 bits."""
+        """Whether values must be validated on the device: lengths, and numbers of more than 32
+        bits."""
         return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)
 
     @property
     def key(self) -> Hashable:
-        """All but where it is, and the exact promise."""
+        """Everything except the address and the exact bound."""
         return self[2:]
 
 
@@ -64,7 +65,7 @@ class Given(NamedTuple):
     sources: tuple[Source, ...]
     """The sources by the kernels' slots."""
     watched: Watched | None
-    """The arrays that are watched; None where nobody can tell whether they change."""
+    """The arrays that are watched; None if changes to them cannot be detected."""
     checked: Asked | None = None
     """The call, where its lists are compared with the host's."""
 
@@ -126,7 +127,7 @@ class Reader:
     def _inside(
         self, held: Held, tables: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
     ) -> bool:
-        """Whether no formula reads a captured array outside; remembered for a few sizes."""
+        """Whether all indices into captured arrays are in range; cached for a few sizes."""
         shapes = {name: source.shape[2:] for name, source in tables.items()}
         key = (sizes.n_q, sizes.n_kv, *shapes.items())
         params = {name: x for name, x in keywords.items() if type(x) is int}

@@ -1,7 +1,7 @@
 """Passes over single keys that are chosen on the device just before.
 
-Scores, lists and counts lie in the workspace of the call, so that calls of several streams, threads
-and CUDA graphs have nothing in common, and nothing waits.
+Scores, lists and counts are in the workspace of the call. Calls of several streams, threads and
+CUDA graphs therefore share no memory, and nothing waits.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def room_for(
 
 
 def _most_beside(recipe: Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
-    """Keys that a query may see without having chosen them, at most."""
+    """Return the largest number of keys that a query sees in addition to the chosen ones."""
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv, "ti": np.arange(sizes.n_q)}
     total = np.zeros(sizes.n_q, np.int64)
     for span in recipe.alongside:
@@ -167,7 +167,7 @@ class Gatherer:
         """The dtypes of an indexer's queries and keys."""
 
     def bind(self, asked: Asked) -> Bound:
-        """Parameters of a call, and what keys are chosen by.
+        """Return the parameters of a call, and its ranking tensors.
 
         Raises:
             MC3xx, and WrongDevice, NotContiguous, Misaligned for what ranks.
@@ -245,7 +245,7 @@ def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int
 
 
 def _numbers(numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room) -> bytes:
-    """`struct Attention` that says how far apart the lists of two queries are."""
+    """Return `struct Attention` with the distance between the lists of two queries."""
     block = ATTENTION.from_buffer_copy(numbers)
     own_sequence, own_head = ranking.lists > 1, ranking.groups > 1
     for place, size in enumerate((room.room, 1)):

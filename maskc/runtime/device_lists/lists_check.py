@@ -1,9 +1,9 @@
 """Checks, with MASKC_CHECK=1, tile lists and work items that a device made from data: against the
 lists that the host makes of the same data.
 
-The device classes tiles by bounds. It may list a tile that has no live pair, or call a full tile
-partial; kernels then test pairs that they could have spared. It must not leave out a live tile, nor
-call a partial one full. Tiles that begin with documents are the host's, word by word.
+The device classifies tiles by bounds. It may list a tile without live pairs, or classify a full
+tile as partial; kernels then only test more pairs than necessary. It must not omit a live tile or
+classify a partial tile as full. Tiles that begin at documents must equal those of the host exactly.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ListsCheck:
             read: copies from the device.
 
         Raises:
-            WrongDeviceLists: a live tile is missing, a tile is full that has dead pairs, or a work
-                item names other tiles than its list has.
+            WrongDeviceLists: a live tile is missing, a partial tile is listed as full, or a work
+                item has other tiles than its list.
             ListsNotRead: the lists are not made now.
-            DataShape, DataType, DataRange: the host refuses the data.
+            DataShape, DataType, DataRange: the data are invalid.
         """
         making, sizes = self.making, self.making.sizes
         counts = making.counts()
@@ -111,7 +111,7 @@ class ListsCheck:
         return ", ".join([*names, *([f"head {head}"] if heads > 1 else [])]) or "all sequences"
 
     def _check_ptr(self, side: int, ptr: np.ndarray) -> None:
-        """Refuse offsets that do not ascend within the room of their list."""
+        """Check that the offsets of a list ascend and stay within its memory."""
         room = self.making.capacity
         for number, offsets in enumerate(ptr):
             start = number * room
@@ -137,7 +137,7 @@ class ListsCheck:
     def _check_stops(
         self, stops: np.ndarray, words: np.ndarray, ptr: np.ndarray, host: Tables
     ) -> None:
-        """Compare where the documents end that tiles begin with."""
+        """Compare the ends of the documents at which tiles begin."""
         host_stops = host.slots[-1].values.reshape(-1, self.making.sizes.n_kv)
         for number, ends in enumerate(stops):
             host_ends = host_stops[self._of_host(number, host) if len(host_stops) > 1 else 0]

@@ -1,8 +1,8 @@
 """Passes whose tile lists are made on the device from data there, or were made before and still
 hold.
 
-Lists lie in memory of their own, some for each stream, and are kept while the arrays stay as they
-are; inside CUDA graphs they are made at every replay.
+Lists are in separate memory, a few per stream, and are reused until an array changes. Inside CUDA
+graphs they are built at every replay.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _OF_SELECTIONS = (0,) * 3
 
 
 class Lists:
-    """Lists on the device, in memory of one stream, and everything that launches with them read.
-    A call has them alone, so that another thread never writes over what it is about to read."""
+    """Lists on the device, in memory of one stream, with everything that launches read. A call owns
+    them exclusively, so that no other thread overwrites them before they are read."""
 
     __slots__ = (
         "arguments", "fresh", "lse", "owner", "places", "sent", "sound", "states", "ticket",
@@ -93,16 +93,16 @@ class Lists:
         Args:
             usual: what the pass reads.
             places: of the parts, 0 for those that are not made.
-            states: where the next launch finds zeros, and what it is to clear.
+            states: address of zeros for the next launch, and of the memory that it must clear.
         """
         self.usual = self.sent = usual
         self.states = states
         self.lse = usual.lse
         self.arguments, self.places, self.owner = arguments, places, owner
         self.fresh = True
-        """Whether they are still to be made."""
+        """Whether they must still be built."""
         self.watched: Watched | None = None
-        """The arrays of the call that has them; None where nobody can tell whether they change."""
+        """The arrays of the call that they were built from; None if changes cannot be detected."""
         self.ticket, self.sound = 0, False
         """Ticket for the report of the device, see `Reports`; and whether the device has confirmed
         the data."""
@@ -119,24 +119,24 @@ _MOST_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
 Read = Callable[[int, int], np.ndarray | None]
-"""Copies int32 words at an address of the device; None where no kernel has run there."""
+"""Copies int32 words at an address of the device; None if no kernel has run there."""
 Kept = dict[Watched, Lists]
 """Unused lists of one stream, by the data they were built from; the latest last."""
 
 
 @dataclass(frozen=True, eq=False)
 class ListsPlan(DeviceListedPlan):
-    """A pass whose lists are made on the device. They lie in memory of their own, and are kept
-    while their arrays stay as they are."""
+    """A pass with lists built on the device. They are in separate memory, and are reused until an
+    array changes."""
 
     entries: int
     """The entries of this memory, of four bytes."""
     state: int
-    """The entries of the state; two launches take turns, and one clears the other's."""
+    """The entries of the state. There are two states: each launch uses one and clears the other."""
     before: tuple[Step, ...]
     """The launch that makes the lists."""
     after: tuple[Step, ...]
-    """The launch that spoils results, where something given may turn out to be wrong."""
+    """The launch that overwrites results if data turn out to be wrong; None if they cannot."""
     numbers: bytes
     """The block without what every call has anew."""
     room: tuple[int, ...]
@@ -200,12 +200,12 @@ class ListsPlan(DeviceListedPlan):
     def _taken(
         self, library: Library, q: Any, sent: Sent, stream: int, watched: Watched | None
     ) -> Lists:
-        """Lists for a call alone: those of its arrays, or some to be made, in memory that no later
-        launch of the stream reads.
+        """Take lists exclusively for a call: existing lists of its arrays, or unused memory for new
+        ones.
 
         Args:
             sent: what the pass reads besides.
-            watched: None where nobody can tell whether arrays change.
+            watched: None if nobody can tell whether arrays change.
         """
         if watched is None or not sent.lasting:
             return self._new(library, q, sent)
@@ -263,10 +263,10 @@ class ListsPlan(DeviceListedPlan):
         self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        """Make the lists where that is still to be done, and run the pass.
+        """Build the lists if they are not built yet, and run the pass.
 
-        Results are spoilt where data are wrong, until the host has seen that those of lists that
-        are kept are not.
+        Results are overwritten if data are wrong. For lists that are kept, this check stops once
+        the host knows that their data are valid.
 
         Raises:
             WrongDeviceLists, ListsNotRead: the lists of a call that is checked.

@@ -1,4 +1,4 @@
-"""Sizes and memory of the lists that a pass reads, where the device makes them from data."""
+"""Sizes and memory of the lists that the device builds from data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Making:
     """See `readings_of`."""
     backward: bool
     placed: bool
-    """Whether blocks find their work from their index: then there is no work list."""
+    """Whether blocks derive their work from their index, without a work list."""
     by_rows: bool
     """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
@@ -51,7 +51,7 @@ class Making:
     by_head: bool = False
     """Whether query heads have lists of their own."""
     packed: int = 0
-    """Query heads whose queries are rows of one tile; 0: of one."""
+    """Number of query heads packed into one tile; 0: heads are not packed."""
 
     @property
     def capacity(self) -> int:
@@ -159,7 +159,7 @@ class Making:
 
     @property
     def reading_tiles(self) -> int:
-        """Tiles that a block reads the data of: one, but where these are very many."""
+        """Tiles for which one block reads the data: one, or more if there are very many tiles."""
         if self.unit.by_documents:
             return 1
         return max(1, min(READ_TILES, self.first_tiles[-1] // _READING_BLOCKS))
@@ -186,7 +186,7 @@ class Making:
 
     @property
     def state(self) -> int:
-        """int32 words by which blocks know how far others are."""
+        """int32 words in which blocks record their progress for other blocks."""
         return STATE_WORDS + STATE_OF_LIST * self.lists
 
     def room(self) -> tuple[tuple[int, ...], int]:

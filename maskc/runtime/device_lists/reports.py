@@ -15,7 +15,8 @@ class Reports:
     """Words in host memory that kernels of one device write.
 
     The first word is set if any data were wrong, and stays set. Each other word holds the ticket of
-    the latest lists with valid data. A reader that finds another ticket than its own knows nothing.
+    the latest lists with valid data. If a reader finds another ticket than its own, nothing is
+    known about its data.
     """
 
     def __init__(self, device: int) -> None:
@@ -39,6 +40,6 @@ class Reports:
         return ticket > 0 and self.words[1 + ticket % _PLACES] == ticket
 
     def addresses(self, ticket: int) -> tuple[int, int]:
-        """Where kernels report what is wrong, and that nothing is; nowhere without a ticket."""
+        """Addresses of the words for wrong data and for valid data; 0 without a ticket."""
         start = ctypes.addressof(self.words)
         return start, start + 4 * (1 + ticket % _PLACES) if ticket else 0

@@ -1,7 +1,7 @@
-"""Plans of passes whose blocks are chosen on the device: what a call must give, tables, launches.
+"""Plan passes with blocks chosen on the device: arguments of a call, tables, launches.
 
-What the mask asks besides its selections is laid out on the host, once per lengths, for every way
-in which a pair may or may not be chosen; see maskc/layout/topk/tile_codes.py.
+The host lays out the rest of the mask once per lengths, for every combination of chosen and not
+chosen; see maskc/layout/topk/tile_codes.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TopKLists:
         """Whether the device can choose for this mask."""
 
     def bind(self, asked: Asked) -> Bound | None:
-        """Parameters of a call and what it ranks by; None where the host is to choose.
+        """Parameters of a call and what it ranks by; None if the host is to choose.
 
         Raises:
             DataMissing, DataUnknown, DataType, DataRange, NotAnArray.

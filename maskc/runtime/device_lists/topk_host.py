@@ -38,8 +38,8 @@ class Remembered:
 class TopKOnHost:
     """Chooses for the calls of one mask; safe to use from several threads.
 
-    What the latest calls chose is remembered by the content of all that ranked, so that a backward
-    pass, which is given the same q and k, need not choose again.
+    The choices of the latest calls are cached by the content of their ranking tensors. A backward
+    pass with the same q and k therefore does not choose again.
     """
 
     def __init__(self, bundle: Bundle, binder: Binder) -> None:

@@ -30,7 +30,7 @@ _OWN = struct.Struct(f"{SELECTED.q_stride.offset // 8}Q")
 
 
 class Ranked(NamedTuple):
-    """A tensor that a call gives for selections to rank by."""
+    """A tensor that a call passes for selections to rank by."""
 
     array: Array
     strides: tuple[int, int, int, int]

@@ -68,14 +68,14 @@ class Vote:
 
     @cached_property
     def turn(self) -> int:
-        """Blocks of queries that a block of threads ranks for; 0: too many keys for any."""
+        """Blocks of queries that a thread block ranks; 0 if there are too many keys for one."""
         fit = turn_of(self.head_dim, self.columns, self.most_shared)
         blocks = self.batches * self.owners[0] * -(-self.rows // ROWS)
         return min(fit, FEW_ROWS) if blocks < MANY_BLOCKS else fit
 
     @cached_property
     def batches(self) -> int:
-        """Sequences that choose for themselves; 1 where all have the same scores."""
+        """Sequences with their own choice; 1 if all have the same scores."""
         shared = not self.joins and not any(x.strides[0] for x in self.given if x)
         return 1 if shared else self.sizes.batch
 
@@ -151,7 +151,7 @@ class Choosing:
 
     @property
     def state(self) -> int:
-        """int32 words by which blocks that make lists know how far others are."""
+        """int32 words in which blocks that build lists record their progress for others."""
         return STATE_WORDS + STATE_OF_LIST * self.lists
 
     def _parts(self) -> Iterator[tuple[str, int]]:
@@ -264,7 +264,7 @@ def cases_of(
     """The heads that have the same mask and choose together.
 
     Args:
-        head_variant: which mask each head has; empty where all have the first.
+        head_variant: which mask each head has; empty if all have the first.
         reads: for every mask the selections that it reads.
         heads: query heads.
 

@@ -1,4 +1,4 @@
-"""Whether the data of a call are those of an earlier one, with the same content."""
+"""Detect whether the data of a call are the arrays of an earlier call, with unchanged content."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _open(given: Any, leaves: list[Any]) -> None:
 
 
 class Watched:
-    """Data of a call, as long as its arrays live: the same arrays, which nobody has written into
-    since, are told from all others. Torch counts what is written into its tensors."""
+    """The data of a call, for as long as its arrays live. `same` recognises the same arrays without
+    later writes; torch counts the writes to its tensors."""
 
     __slots__ = ("_known", "_versions")
 
@@ -68,8 +68,7 @@ class Watched:
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
-        """Watch the data of a call; None where an array is of a library that counts nothing, or
-        made where nothing is counted.
+        """Watch the data of a call; None if writes to one of its arrays are not counted.
 
         Args:
             data: the caller's keywords.
@@ -94,8 +93,8 @@ class Watched:
     def again(self, data: Data, held: Held | None) -> Watched | None:
         """Return the same arrays in their present state.
 
-        This object if nothing was written; None if any array is another one. Arguments are those of
-        `of`.
+        Returns this object if nothing was written, and None if any array is another one. Takes the
+        arguments of `of`.
         """
         leaves, known, versions = _leaves(data, held), self._known, []
         if len(leaves) != len(known):

@@ -1,5 +1,5 @@
-"""Builds ahead: what calls of other lengths may need is compiled while the first call waits for its
-own kernel, so that no later call meets a source that nobody has built.
+"""Compile kernels for other lengths while the first call waits for its own kernel, so that later
+calls do not have to wait.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import suppress
 from maskc.core.errors import MaskcError
 
 Job = Callable[[], object]
-"""Compiles one source; does nothing where that is done. It loads nothing: no call of the driver
-comes from these threads, as one would break a capture that is under way in another."""
+"""Compiles one source, if it is not compiled yet. It loads nothing: a driver call from these
+threads would break a CUDA graph capture in another thread."""
 
 
 class Ahead:
-    """Jobs under way. A process that ends waits for those that have begun, and starts no other."""
+    """Jobs in progress. At exit, the process waits for running jobs and starts no more."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = deque(jobs)
@@ -32,8 +32,8 @@ class Ahead:
     def wait_as_long_again(self) -> None:
         """Wait until all is built, at most as long as the call has taken until now.
 
-        With a processor for each source that takes about no time, as all began together. With few
-        processors the rest goes on behind the next calls.
+        With one processor per source this takes almost no time, because all jobs began together.
+        With few processors, the other jobs continue during the next calls.
         """
         until = 2 * time.monotonic() - self._began
         for thread in self._threads:
@@ -48,7 +48,7 @@ class Ahead:
 
 
 def start(jobs: Sequence[Job]) -> Ahead | None:
-    """Begin to build, in threads of their own; None where there is nothing to do."""
+    """Begin to build, in threads of their own; None if there is nothing to do."""
     return Ahead(jobs) if jobs else None
 
 

@@ -40,8 +40,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def thread_count() -> int:
-    """`OMP_NUM_THREADS` where it begins with a positive number, else the processors this process
-    may use; never so many more than these that the system would refuse to start them.
+    """Return the number of threads: `OMP_NUM_THREADS` if it begins with a positive number,
+    otherwise the processors this process may use. It is limited, because the system may refuse to
+    start many more threads than processors.
 
     1 in a process forked after its parent ran a kernel: GNU OpenMP would wait there for threads
     that stayed with the parent.
@@ -66,7 +67,7 @@ _NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
 """A positive integer (16 digits are read), and the numbers for inner levels that OpenMP lets
 follow."""
 _FEW = 16
-"""Threads that any system starts; GNU OpenMP ends the process where one is refused."""
+"""Threads that every system can start; GNU OpenMP ends the process if the system refuses one."""
 
 
 _SELECT = (

@@ -1,4 +1,4 @@
-"""Cubins on a device: loading, and launches on the caller's stream that nothing waits for."""
+"""Load cubins on a device, and launch them asynchronously on the caller's stream."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class CudaKernel:
         """Copy int32 words from the device, when everything before on the stream is done.
 
         Returns:
-            None where launches are written down for later, as those of a CUDA graph are.
+            None if launches are written down for later, as those of a CUDA graph are.
         """
         if self._driver.capturing(stream):
             return None
@@ -247,7 +247,7 @@ class CudaKernel:
         return words
 
     def _filled(self, plan: PreparedLaunch, sent: Sent, pointers: Pointers) -> Memory:
-        """Arguments of tensors that lie elsewhere than those of the latest calls."""
+        """Fill in arguments for tensors at new addresses."""
         free, memory = sent.free, None
         if len(free) >= _KEPT:
             with suppress(KeyError, RuntimeError, StopIteration):  # another thread took it
@@ -259,7 +259,7 @@ class CudaKernel:
 
 
 class _Bindings:
-    """Launches through cuda.bindings, the cheaper way."""
+    """Launches through cuda.bindings, which takes less time than CuPy."""
 
     def __init__(self, driver: Any, device: int) -> None:
         self._driver = driver
@@ -429,7 +429,7 @@ def _by_value(argument: bytes) -> np.ndarray:
 
 
 class _Borrowed:
-    """A stream somebody else owns, as the CUDA stream protocol spells it."""
+    """A stream of another library, with the CUDA stream protocol."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer

@@ -37,7 +37,7 @@ class Kernels:
         self._reports: dict[Key, BuildReport] = {}
 
     def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
-        """Built and loaded for a device; once, whoever asks first."""
+        """Return the kernel for a device; the first caller builds and loads it."""
         if self._target.language == "c":
             features = features - {Feature.nan_safe}  # C is exact as it is
         key = (unit.key, mode, features, device)
@@ -78,7 +78,7 @@ class Kernels:
         return key in self._made or key in self._binaries
 
     def _alone(self, key: Key) -> threading.Lock:
-        """Held while one kernel is built."""
+        """A lock for building one kernel."""
         with self._lock:
             return self._building.setdefault(key, threading.Lock())
 

@@ -1,8 +1,9 @@
 """Passes of masks that run in parts over the rows of listed tokens.
 
-The rows are packed in the workspace of the call. Packed rows of listed keys replace k, v, dk and
-dv, and those of listed queries replace q, out, lse and dq. The results of other parts for a listed
-query are replaced: in a backward pass they read an lse in which it has no key.
+Rows are packed into the workspace of the call. Packed rows of listed keys replace k, v, dk and dv,
+and packed rows of listed queries replace q, out, lse and dq. The part of the listed queries
+overwrites the results of other parts for them. In a backward pass, the other parts read an lse in
+which these queries have no key.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class Part(NamedTuple):
 
     plan: PreparedLaunch
     instead: tuple[tuple[int, Address], ...]
-    """(index among POINTERS, what stands there)."""
+    """(index among POINTERS, the address to use instead)."""
     reads: int | None = None
     """The list that the kernel's first data array is, 0 for queries and 1 for keys; None: it reads
     none."""
@@ -217,7 +218,7 @@ class Flags(NamedTuple):
     sources: tuple[Array | None, Array | None]
     """The sources of queries and of keys, None for a side without."""
     watched: Watched | None
-    """None where nobody can tell whether the arrays change."""
+    """None if nobody can tell whether the arrays change."""
 
     @property
     def key(self) -> Hashable:

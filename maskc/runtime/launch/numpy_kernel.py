@@ -1,7 +1,7 @@
 """Kernels in NumPy over the same tiles, for machines without a C compiler: exact, and much slower.
 
-It reads the argument block a compiled kernel would get, so nothing else knows the difference.
-A masked key's row never reaches a query, whatever it holds.
+It reads the argument block of a compiled kernel, so the rest of the package cannot tell the
+difference. The row of a masked key never affects a query, even if it is not finite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
 `_delta`."""
 
 _WHOLE = 2.0**-12
-"""Weights that a row may lack: they change delta by less than the rounding of `out` did."""
+"""Total weight that a row may lack without changing delta by more than the rounding of `out`."""
 
 
 class FallbackWarning(UserWarning):
@@ -61,8 +61,8 @@ def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndar
 def _delta(
     of_out: np.ndarray, of_keys: np.ndarray, weights: np.ndarray, dtype: DType
 ) -> np.ndarray:
-    """Return delta of a row: the sum over its keys if `out` is of these keys only and agrees within
-    rounding; otherwise the sum over `out`.
+    """Return delta of a row: summed over its keys if `out` comes from these keys only and agrees
+    within rounding, otherwise summed over `out`.
 
     Args:
         of_out: fp32 [n, dv], dout * out.

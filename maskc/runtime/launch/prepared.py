@@ -32,10 +32,10 @@ _COUNTER = ATTENTION.counter.offset
 CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
 """Origins of the tiles of a pass."""
 PER_THREAD = 2
-"""The stream that CUDA understands as each thread's own: the last handle of a default stream."""
+"""The handle of CUDA's per-thread default stream: the last of the special handles."""
 
 _captured: dict[int, object] = {}
-"""Device memory that some CUDA graph reads whenever it is replayed: kept for good."""
+"""Device memory that a CUDA graph reads at every replay: never freed."""
 
 
 class _Thread(local):
@@ -54,14 +54,14 @@ def fill_pointers(block: Any, pointers: Pointers) -> None:
 
 
 def fill_numbers(block: Any, numbers: Numbers) -> None:
-    """Write those of its numbers that a call gives."""
+    """Write the numbers of the block that belong to one call."""
     for place, x in zip(_NUMBERS, numbers or (), strict=False):
         if x is not None:
             _NUMBER.pack_into(block, place, x)
 
 
 def fill_scale(block: Any, template: bytes) -> None:
-    """Write the usual scale again."""
+    """Restore the default scale."""
     block[_OF_SCALE] = template[_OF_SCALE]
 
 
@@ -158,13 +158,13 @@ class OpenedCall(NamedTuple):
     held: object = None
     """Memory that the block points to."""
     gradients: tuple[Any, ...] = ()
-    """Arrays that a backward pass fills, too."""
+    """Arrays that a backward pass fills too."""
     pages: Pages | None = None
     """Layout of keys and values in pages of pools."""
 
 
 class CallBlock(Protocol):
-    """Something that some kernels read behind `struct Attention`, and how a call gives it."""
+    """Something that some kernels read behind `struct Attention`, and how a call passes it."""
 
     def opened(self, call: AttentionCall) -> OpenedCall:
         """Read it from a call, before anything is launched.
@@ -175,8 +175,8 @@ class CallBlock(Protocol):
 
 
 class BlockLaunch:
-    """A plan with what a call has behind `struct Attention`; several nest, and their blocks follow
-    each other."""
+    """A plan with a block of the call after `struct Attention`. Several can be nested; their blocks
+    follow each other."""
 
     __slots__ = ("_block", "kernel", "outputs", "plan", "run")
 
@@ -212,8 +212,8 @@ class Sent:
     block: bytes = b""
     """The block behind `struct Attention`; the end of `template`."""
     lasting: bool = True
-    """Whether further launches come behind this one on its stream, in order: not those that a CUDA
-    graph replays, nor those of a stream that each thread has."""
+    """Whether later launches on this stream run after this one, in order. Not so for replays of a
+    CUDA graph and for per-thread streams."""
 
     def with_block(self, block: bytes) -> Sent:
         """Return the data with one more block behind `struct Attention`."""
@@ -229,7 +229,7 @@ class PreparedLaunch:
 
     direction: Direction
     kernel: Kernel | None
-    """None where every result is empty or zero."""
+    """None if every result is empty or zero."""
     device: Device
     params: Mapping[str, int]
     tables: Tables
@@ -240,7 +240,7 @@ class PreparedLaunch:
     steps: tuple[Any, ...] = ()
     """CUDA: what the kernel launches, in order."""
     maps: Any = None
-    """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
+    """CUDA: the tensor maps of the kernel, by pointers; None if it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
     """Data that were sent, by stream."""
 
@@ -352,7 +352,7 @@ def prepared(
     plan: LaunchPlan, kernel: Kernel | None, outputs: tuple[Output, ...],
     steps: tuple[Any, ...] = (), maps: Any = None,
 ) -> PreparedLaunch:  # fmt: skip
-    """A plan with the kernel that runs it; None where it is idle."""
+    """A plan with the kernel that runs it; None if it is idle."""
     return PreparedLaunch(
         plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, outputs,
         steps, maps,

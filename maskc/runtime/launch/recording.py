@@ -1,10 +1,10 @@
-"""Calls on paper: what a call launches is written down instead of launched.
+"""Record the launches of a call instead of launching them.
 
-A library that compiles whole programs, such as JAX, has no arrays when it asks how a call runs: it
-has shapes. The call is then made with `Blank` arrays, whose addresses name a buffer and a place in
-it. Every launch leaves its argument block, in which these addresses are found again. So all kinds
-of plans can be recorded, in parts, over packed rows, or with lists that the device makes, and none
-of them knows of it.
+A library that compiles whole programs, such as JAX, has no arrays when it needs to know how a call
+    runs: it has shapes. The call is then made with `Blank` arrays. Their addresses encode a buffer
+    and an offset. Every launch stores its argument block, and the addresses in it are found again
+    and relocated. This works for all kinds of plans without changes to them: in parts, over packed
+    rows, or with lists built on the device.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, fill
 from maskc.runtime.launch.tensor_maps import KINDS
 
 _TAG = 48
-"""Bits below the sixteen that tell addresses on paper from all others. As floats these are no
-numbers, as integers of 64 bits they are far below 0: a block has neither."""
+"""Bits below the sixteen that mark a recorded address. As floats such values are NaN, and as 64-bit
+integers far below 0; an argument block contains neither."""
 _BUFFER, _TABLE = 0xFFF1, 0xFFF2
 _OF_BUFFER, _OF_TABLE = 40, 32
 """Bits of a place in a buffer of the call, and in a table."""
 MADE = 128
-"""The number of the first buffer that a call makes; those before it are given."""
+"""The number of the first buffer that a call allocates; lower numbers are inputs."""
 _TABLES = 1 << (_TAG - _OF_TABLE)
 
 
@@ -84,8 +84,8 @@ class Blank:
 
 
 class SentTable:
-    """Integers that the host knows, which every run reads; kernels may count in them, but leave
-    them as they were."""
+    """Integers from the host that every run reads. Kernels may use them as counters, but must
+    restore them."""
 
     __slots__ = ("__weakref__", "address", "values")
 
@@ -255,7 +255,7 @@ def _current() -> Recording:
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """While calls of this thread with `Blank` arrays are written down."""
+    """Record calls of this thread with `Blank` arrays during the `with` block."""
     before, _thread.recording = _thread.recording, Recording()
     try:
         yield _thread.recording
@@ -278,7 +278,7 @@ _MAP = struct.Struct("<QII5Q4Q5I")
 
 
 class PaperDriver:
-    """Stands for a GPU; see maskc/runtime/launch/cuda.py for the real ones."""
+    """Replaces the driver of a GPU; see maskc/runtime/launch/cuda.py for the real ones."""
 
     def __init__(self, device: _StandsFor) -> None:
         """`device`: the one that it stands for."""
@@ -336,7 +336,7 @@ class _Runs(Protocol):
 
 
 class PaperKernel(HostKernel):
-    """Stands for a C kernel."""
+    """Replaces a C kernel while a call is recorded."""
 
     def __init__(self, kernel: _Runs) -> None:
         """`kernel`: the one that runs what was written down."""

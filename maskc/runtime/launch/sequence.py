@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
     plan: PreparedLaunch
     shifts: tuple[int | None, ...]
-    """Bytes to add to each of POINTERS; None where the launch has nothing to do with it."""
+    """Bytes to add to each of POINTERS; None if the launch has nothing to do with it."""
 
 
 class Sents(NamedTuple):

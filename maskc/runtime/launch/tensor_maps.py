@@ -1,4 +1,4 @@
-"""Tensor maps: how Hopper's copy engine finds boxes of 128 bytes x some tokens in a tensor."""
+"""Tensor maps, by which TMA finds boxes of 128 bytes x some tokens in a tensor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
 """Element types of copies: numbers of CUtensorMapDataType, where 0 is a byte."""
 
 
-class Mode(NamedTuple):
-    """How the copy engine reads a box, in the order of cuTensorMapEncodeTiled: numbers of
-    CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill."""
+class BoxMode(NamedTuple):
+    """Settings with which the copy engine reads a box, in the order of cuTensorMapEncodeTiled.
+
+    They are numbers of CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion and
+    CUtensorMapFloatOOBfill.
+    """
 
     interleave: int
     swizzle: int
@@ -33,10 +36,10 @@ class Mode(NamedTuple):
     fill: int
 
 
-MODE = Mode(interleave=0, swizzle=3, promotion=0, fill=0)
-"""Not interleaved, a swizzle of 128 bytes, zeros outside the tensor, and L2 reads only the bytes of
-a box. With promotion to 256 bytes, decoding read keys and values at 4.15 instead of 4.45 TB/s (one
-H200); other kernels took the same time."""
+MODE = BoxMode(interleave=0, swizzle=3, promotion=0, fill=0)
+"""No interleaving, a swizzle of 128 bytes, no L2 promotion, and zeros outside the tensor. With
+promotion to 256 bytes, decoding read keys and values at 4.15 instead of 4.45 TB/s (one H200); other
+kernels took the same time."""
 
 Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
 """(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""

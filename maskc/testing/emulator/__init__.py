@@ -1,8 +1,8 @@
-"""Hopper on the CPU: our CUDA kernels run whole, instruction by instruction, where no GPU is.
+"""Hopper on the CPU: run whole CUDA kernels instruction by instruction without a GPU.
 
-`translate` turns a rendered source into C++, `machine` stands in for the driver. What is checked is
-what a kernel computes and that its threads meet; the memory model and speed are a card's to judge.
-It needs g++ and PyTorch, whose CPU tensors stand for those of a GPU.
+`translate` turns a rendered source into C++, and `machine` replaces the driver. The emulator checks
+results and synchronisation of threads. Only a card can check the memory model and speed. It needs
+g++ and PyTorch; CPU tensors replace those of a GPU.
 """
 
 from __future__ import annotations

@@ -252,10 +252,10 @@ class _Undoable:
 
 @contextmanager
 def emulated() -> Iterator[Driver]:
-    """A Hopper for as long as the block runs: what is compiled for sm_80 and sm_90a runs here.
+    """Emulate a Hopper card during the `with` block: kernels for sm_80 and sm_90a run on the CPU.
 
-    CPU tensors of PyTorch stand for tensors of a GPU. Each kernel takes g++ some seconds, once: it
-    is kept in the folder that MASKC_EMULATOR_DIR names, or in the one for temporary files.
+    CPU tensors of PyTorch replace tensors of a GPU. g++ compiles each kernel once, in some seconds,
+    and the result is kept in MASKC_EMULATOR_DIR, or in the folder for temporary files.
 
     Raises:
         EmulatorMissing: g++ or PyTorch is missing (MC610).

@@ -1,5 +1,5 @@
-"""Libraries that tests compile from text, kept by their content: what several tests, processes and
-runs ask for is compiled once."""
+"""Libraries compiled from text and cached by content, so that tests, processes and runs share
+them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def code(source: str) -> str:
 
 
 def library(command: list[str], source: str) -> ctypes.CDLL:
-    """A shared object; those who ask for the same text share its data, too."""
+    """A shared object; those who ask for the same text share its data too."""
     return ctypes.CDLL(
         str(built(code(source), ".so", [*command, "-shared", "-fPIC"], lambda: source))
     )

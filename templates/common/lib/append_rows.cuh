@@ -4,7 +4,7 @@
 
 enum { QUERIES, KEYS, VALUES };
 
-// An fp32 number in E4M3: the nearest one, the even one of two, and none beyond 448.
+// Rounds an fp32 number to E4M3: to nearest even, limited to +-448.
 FN unsigned char e4m3_of(float x) {
     const u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
     if (size > 0x7f800000) return sign | 0x7f;  // NaN
@@ -36,7 +36,7 @@ FN void store_element(void *to, i64 place, float x, i32 code) {
     ((unsigned short *)to)[place] = bits;
 }
 
-// Element i of a row that a rotary embedding turns: it is one of a pair.
+// Element i of a row after the rotary embedding, which rotates pairs of elements.
 FN float turned(const struct PagedRows &p, const void *from, i64 row, i32 i, i32 code, i32 at) {
     const i32 half = p.rotated / 2;
     const i32 pair = p.interleaved ? i / 2 : i % half;

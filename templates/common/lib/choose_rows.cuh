@@ -210,7 +210,7 @@ FN void look_on(enum Pass pass, struct Bracket (&row)[2], const struct Spread (&
     }
 }
 
-// ---------------------------------------------------------------- what a pass tells
+// ---------------------------------------------------------------- results of a pass
 
 // Whether the pairs inside fit a list.
 FN bool is_short(const struct Bracket &b) { return b.done || b.inside <= LISTED; }

@@ -45,7 +45,7 @@ FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own:
 }
 
 // Adds what rows see of the tile that begins with column `first`. Returns false if there are too
-// many runs to go run by run, or if data do not bound the rows.
+// many runs to process one by one, or if data do not bound the rows.
 template <class Side, class Own, int R>
 FN bool add_data(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                  i32 first, i32 n_q, i32 n_kv) {

@@ -39,7 +39,7 @@ FN struct Draws draws_at(struct Dropout d, i32 q, i32 k, i32 head, i32 batch) {
     return draws;
 }
 
-// Whether a pair, one of these eight, is kept.
+// Whether one of these eight pairs is kept.
 FN i32 stays(struct Draws draws, u32 least, i32 q, i32 k) {
     const u32 *const w = draws.word;
     const u32 even = q & 8 ? w[1] : w[0], odd = q & 8 ? w[3] : w[2], word = k & 1 ? odd : even;

@@ -7,7 +7,7 @@ constexpr i32 CHOICES = sizeof(Lists::pieces) / sizeof(i32);
 
 FN i32 ceil_div(i32 x, i32 y) { return (x + y - 1) / y; }
 
-// The most tiles of a part of a row, if the row's own tiles alone decide.
+// Limit on the tiles of a part of a row, if splits depend on the row's own tiles only.
 FN i32 size_of_row(const struct Lists &p, i32 count) {
     i32 size = p.fixed_tiles;
     while (count > p.most_parts * size) size *= 2;

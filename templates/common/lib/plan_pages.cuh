@@ -1,7 +1,6 @@
-// The arrays of a step over pages, made by one launch from the tables that a caller gives. A block
-// has some consecutive sequences; it adds up what the sequences before them have, and the last
-// block fills what belongs to no sequence.
-// Needs: block_sums.cuh, PageStep. Gives: integer_at, plan_pages.
+// Builds the arrays of a step over pages in one launch, from the caller's tables. A block has some
+// consecutive sequences and sums up the counts of all earlier ones. The last block fills entries
+// that belong to no sequence. Needs: block_sums.cuh, PageStep. Gives: integer_at, plan_pages.
 
 FN i64 integer_at(const void *from, i64 place, i32 code) {
     switch (code) {
@@ -64,7 +63,7 @@ FN void fill_nobody(const struct PageStep &p, i32 token) {
     if (p.is_real) p.is_real[token] = 0;
 }
 
-// One sequence; or the rows and blocks behind the last one, which belong to nobody.
+// One sequence; or the rows and blocks after the last sequence, which belong to none.
 struct Span {
     i32 sequence, first_row, rows, first_block, blocks, n_kv;
     bool real;

@@ -25,9 +25,9 @@ FN float score_max(float a, float b) { return a > b || a != a ? a : b; }
 FN float score_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 FN float score_step(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? 0.0f : x == x ? 0.5f : x; }
 
-// A sum that does not depend on the order of its terms, for deterministic gradients: a row of
-// integers with 32 bits each that covers every bit of an fp32 number. A term goes to two of them;
-// each has room for 2^31 terms. The last one marks terms that are not finite.
+// A sum that does not depend on the order of its terms, for deterministic gradients: an array of
+// integers with 32 bits each that covers every bit position of an fp32 number. A term is added to
+// two of them; each has room for 2^31 terms. The last one counts terms that are not finite.
 enum { SUM_WORDS = 10, SUM_MARK = 9, SCORE_SLOTS = 8 };
 
 FN void score_add_exactly(i64 *sum, float x) {

@@ -1,5 +1,5 @@
 // The tokens of a tile of gathered keys: rows are heads of one query, and columns are listed keys.
-// Needs: Attention. Gives: Steps, steps_from; what else tokens_even.cuh gives of lengths.
+// Needs: Attention. Gives: Steps, steps_from; and the functions on lengths of tokens_even.cuh.
 
 // From keys to the query, as in tokens_even.cuh.
 struct Steps {

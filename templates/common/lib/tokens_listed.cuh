@@ -1,6 +1,6 @@
-// The tokens that the rows of a launch stand for: on one side, those of a list, the data array
-// LIST. `array_row` of PLACE is query position minus query token. Needs: integers.h, Attention;
-// LIST, LISTED_QUERIES, PLACE. Gives what tokens_even.cuh does.
+// The tokens of the rows of a launch: one side reads its tokens from a list, the data array LIST.
+// `array_row` of PLACE is query position minus query token. Needs: integers.h, Attention; LIST,
+// LISTED_QUERIES, PLACE. Gives what tokens_even.cuh does.
 
 FN const i32 *tokens_of(const struct Attention &p, i32 batch) {
     return p.array[LIST] + batch * p.array_batch[LIST];

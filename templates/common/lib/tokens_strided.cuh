@@ -1,5 +1,5 @@
-// The tokens that the rows of a launch stand for: all queries, and every s-th key from FIRST_KEY
-// on. `array_row` of PLACE is query position minus query token. Needs: Attention; FIRST_KEY,
+// The tokens of the rows of a launch: all queries, and every s-th key from FIRST_KEY on.
+// `array_row` of PLACE is query position minus query token. Needs: Attention; FIRST_KEY,
 // KEY_TOKENS, PLACE. Gives what tokens_even.cuh does.
 
 struct Steps {

@@ -1,8 +1,8 @@
 // The mask of a partial tile: bounds of rows, or pair by pair. Needs: Place, Live; row_bounds and
 // what goes with it of the config header, with HAS_BOUNDS; mark_chosen, with HAS_SELECTIONS.
 
-// The mask's formula, pair by pair, in a function of its own: a plain loop that the compiler can
-// vectorize, whatever the formula is.
+// The mask's formula, pair by pair, in a separate function: a plain loop that the compiler can
+// vectorize for any formula.
 static __attribute__((noinline)) void tested_pairs(const struct Attention *p, struct Mask m,
                                                    struct Place at, Live live) {
     const i32 n_q = p->n_q, n_kv = p->n_kv;

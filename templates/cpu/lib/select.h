@@ -9,7 +9,7 @@ FN i32 rank(i32 bits) {
 
 #define DEAD (-0x7fffffff - 1)  // ranks below everything
 
-// A candidate as one number: better is larger, all are distinct, none is 0.
+// A candidate as one number: better candidates have larger numbers; all are distinct and not 0.
 FN u64 candidate(i32 ranked, i32 column) {
     return (u64)((unsigned)ranked ^ 0x80000000) << 32 | (0xffffffff - (unsigned)column);
 }

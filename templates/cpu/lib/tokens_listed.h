@@ -1,4 +1,4 @@
-// The tokens that the rows of a launch stand for: on one side those of a list, TOKENS of a mask.
+// The tokens of the rows of a launch: one side reads its tokens from a list, TOKENS of a mask.
 // `array_row` of PLACE is query position minus query token. Needs: vector.h, Mask; TOKENS,
 // LISTED_QUERIES, PLACE. Gives what tokens_even.h does.
 

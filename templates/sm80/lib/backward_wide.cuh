@@ -20,8 +20,8 @@ static_assert(sizeof(struct Shared) <= MEMORY, "see maskc/plan/families/sm80_bac
 extern __shared__ __align__(128) unsigned char memory[];
 FN struct Shared &shared_memory() { return *(struct Shared *)memory; }
 
-// The exchanged halves of scores overwrite the other tokens' v or dout. dv still needs those, so
-// its blocks use the place of their own operand, which they do not have.
+// The exchanged halves of scores overwrite the other tokens' v or dout. Blocks for dv still need
+// that operand, so they overwrite the slot of their own operand, which they do not load.
 typedef float4 Exchanged[STEP_Q / 8][THREADS];
 static_assert(2 * sizeof(Exchanged) <= STEP_Q * PITCH, "those of two products fit");
 

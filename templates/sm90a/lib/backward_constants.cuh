@@ -12,7 +12,7 @@
 // A separate launch over tile rows computes dq; the main launch computes dk and dv.
 #define SEPARATE_DQ 0
 #endif
-// STAGED: dq leaves through shared memory and bulk reduce-add copies, not by atomics from
+// STAGED: dq is added to memory by bulk reduce-add copies from shared memory, not by atomics from
 // registers.
 #define STAGED (BULK_SHARES && !EXCLUSIVE_DQ && !SEPARATE_DQ)
 // Pairs are also filtered by their scores and thresholds.

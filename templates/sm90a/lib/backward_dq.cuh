@@ -1,7 +1,7 @@
 // Moves a warpgroup's share of dq to memory. Needs: backward_workspace.cuh, backward_order.cuh,
 // backward_products.cuh, ptx.cuh.
 
-// ---------------------------------------------------------------- dq leaves
+// ---------------------------------------------------------------- dq to memory
 
 // Named barrier 1 is for all consumer warpgroups, 2 and 3 are for one warpgroup each.
 FN void sync_both() { sync_threads(1, 128 * GROUPS); }
@@ -115,7 +115,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     stores_done<0>();
 }
 #elif DETERMINISTIC
-// The thread that waits for the next step's turn to add, while the warpgroups compute this step.
+// The thread that waits until the next step may add to dq, while the warpgroups compute this step.
 FN void await_turns(struct Shared &shared, const struct Attention &p) {
     Ring<STAGES> stage;
 #pragma unroll 1

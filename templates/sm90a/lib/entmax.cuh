@@ -27,7 +27,7 @@ typedef Scores RowScores;
 
 #include "sm90a/lib/entmax_products.cuh"
 
-// ---------------------------------------------------------------- what comes next
+// ---------------------------------------------------------------- the next pass
 
 // All warps agree on the next pass, and the producer thread reads the decision. It arrives too;
 // without it, the consumers could complete two phases before the producer looked at the first.
@@ -60,7 +60,7 @@ FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
 // State of the producer thread over all items.
 struct Copier {
     Ring<STAGES> k_stage, v_stage;
-    i32 decisions = 0;     // heard of
+    i32 decisions = 0;     // read so far
     bool storing = false;  // the previous item's output is being stored from the place of q
     u32 stored = 0;        // parity of such items
 };
