@@ -113,7 +113,7 @@ constexpr bool KEEP_ROWS = 0;
 constexpr u32 DS_STAGES = 1;  // tiles of ds in shared memory
 // Queries of a group of key/value heads, which share the L2 cache.
 constexpr i32 GROUP_TOKENS = 32768;
-constexpr int KEY_BLOCKS = 4;  // blocks that sum up a shared tile column
+constexpr int KEY_BLOCKS = 4;  // blocks that sum up a shared column
 // Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
 // Tiles come as lists in memory, or else as ranges of consecutive tiles.
