@@ -87,8 +87,8 @@ def attention(
         mask: which query sees which key. It may be left out if is_causal, window_size or
             cu_seqlens_q is given; with several of them, a pair must satisfy all.
         others: none; all further arguments go by name.
-        deterministic: torch gradients are bitwise deterministic, also whenever
-            torch.use_deterministic_algorithms(True) is in force; and results are batch-invariant.
+        deterministic: make torch gradients bitwise deterministic, as
+            torch.use_deterministic_algorithms(True) does, and results batch-invariant.
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: see
             calls of CompiledMask.
         is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than
@@ -108,7 +108,7 @@ def attention(
         max_seqlen: upper bound on the tokens of a sequence, see `mc.cu_seqlens`; not read with
             cu_seqlens_q_padded.
         score: the score formula that replaces scale * q . k, see `mc.score`.
-        return_selection, indexer_loss: as of a call of CompiledMask.
+        return_selection, indexer_loss: see calls of CompiledMask.
         dropout_p: the probability of dropping a weight, as in scaled_dot_product_attention: it
             applies in every call that passes it, also in evaluation mode.
         dropout_seed: seed of the dropped weights. None takes a seed from torch's default generator
@@ -121,10 +121,11 @@ def attention(
         Dv], and lse [Hq, tokens].
 
     Raises:
-        NotAMask: `mask` is something else; for a matrix or a function, the hint says what to write.
+        NotAMask: `mask` is not a mask; for a matrix or a function, the hint says what to write
+            (MC106).
         BadOption: keywords contradict each other (MC407).
         ArgumentsByPlace: more positional arguments follow the mask (MC439).
-        TargetNotBuilt: a gradient is required and the target has no backward kernels.
+        TargetNotBuilt: a gradient is required and the target has no backward kernels (MC503).
         MaskcError: see CompiledMask.
 
     Warns:
@@ -338,7 +339,7 @@ def diff(
 
     Args:
         a, b: the masks; they may name the same data.
-        n: queries; n_kv: keys, n when None. Without both, the answer covers all lengths.
+        n: queries; n_kv: keys, n when None. Without n and n_kv, the answer covers all lengths.
         n_q: the same as n; with both, n is a parameter of that name.
         n_heads: query heads, if heads differ and the masks do not say how many there are.
         data: arrays and parameters that the masks name. Parameters may come without arrays; arrays
@@ -349,9 +350,10 @@ def diff(
         (number of differing pairs); or None, which is a proof that the masks are equal.
 
     Raises:
-        Undecided: no difference was found, and no proof that there is none.
+        Undecided: neither a difference nor a proof of equality was found (MC126).
         DataShape: the masks hold at other lengths (MC303).
-        MaskcError: NotAMask, WrongHeads or BadLength, and MC3xx for data.
+        MaskcError: an argument is not a mask (MC106), heads or lengths do not fit (MC125, MC306),
+            or a mistake in data (MC301 to MC305).
     """
     from maskc.questions import diff as find
 
@@ -363,7 +365,7 @@ def diff(
 def merge(
     outs: Sequence[Any], lses: Sequence[Any], *, layout: str | None = None
 ) -> tuple[Any, Any]:
-    """Attention over the union of disjoint pieces, from the pieces' results.
+    """Combine attention results over disjoint sets of keys into the result over their union.
 
     Args:
         outs: as `attention` returned them: each [B, H, N, Dv], [B, N, H, Dv] of layout="bshd",
@@ -377,7 +379,8 @@ def merge(
 
     Raises:
         BadOption: outs or lses is not a list, or the layout is unknown (MC407).
-        BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
+        BadShape: there are no pieces, or their shapes differ (MC401).
+        MixedLibraries: arrays of several libraries (MC411).
     """
     from maskc.runtime.merge import merge as join
 

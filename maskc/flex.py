@@ -33,12 +33,12 @@ def flex_attention(
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False,
     kernel_options: Any = None, *, return_aux: Any = None,
 ) -> Any:  # fmt: skip
-    """FlexAttention's call, run by maskc; differentiable on torch tensors, without torch.compile.
+    """Run FlexAttention's call on maskc, differentiably and without torch.compile.
 
-    The mask of a BlockMask is made when it is seen first, see `mc.from_block_mask`, and again
-    when its lists have been written into. A graph of torch.compile knows the BlockMask and the
-    score_mod by their identity; their lists are read when it is made, and tensors that mask_mod
-    and score_mod read are inputs of the graph.
+    The first call with a BlockMask converts it, see `mc.from_block_mask`. A later call converts it
+    again if its lists were modified. A graph of torch.compile belongs to one BlockMask and one
+    score_mod object. It reads the lists when it is compiled; tensors that mask_mod and score_mod
+    read are inputs of the graph.
 
     Args:
         query: [B, Hq, Nq, D]; key: [B, Hkv, Nkv, D]; value: [B, Hkv, Nkv, Dv].
@@ -47,12 +47,12 @@ def flex_attention(
             `score + slopes[h] * (kv_idx - q_idx)`, `score - slopes[h] * (q_idx - kv_idx).abs()`.
             Slopes may come from a tensor that requires grad. Any other formula runs as that of
             `mc.from_score_mod`, on CPUs and on CUDA cores.
-        block_mask: a BlockMask, also a mask of maskc; None keeps every pair.
-        scale: of the products q . k; D^-1/2 when None.
+        block_mask: a BlockMask or a mask of maskc; None keeps every pair.
+        scale: factor of q . k; D^-1/2 when None.
         enable_gqa: whether query may have more heads than key and value.
-        return_lse: whether to return the log-sum-exp of each query too, natural, fp32.
+        return_lse: whether to return the natural log-sum-exp of each query too, in fp32.
         kernel_options: has no effect, with a warning; it chooses among torch's kernels.
-        return_aux: torch's AuxRequest(lse=True); max_scores is not computed.
+        return_aux: torch's AuxRequest(lse=True); max_scores is not supported.
 
     Returns:
         out [B, Hq, Nq, Dv], or (out, lse [B, Hq, Nq]) with return_lse=True, or (out, AuxOutput)

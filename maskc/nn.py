@@ -37,9 +37,9 @@ __all__ = ["Attention", "SplashAttention"]
 class Attention(torch.nn.Module):
     """softmax(scale * q k^T, restricted to a mask) v, as a module without projections.
 
-    The mask belongs to the module as a number does: copies share it, `torch.save` of the whole
-    module keeps it, and a state dict does not. Give each layer a module of its own, with the mask
-    of that layer. Sink logits that are learned, slopes and tables are part of the state dict.
+    The mask is a plain attribute: copies of the module share it, `torch.save` of the whole module
+    stores it, and a state dict does not contain it. Use one module per layer, with that layer's
+    mask. Learned sink logits, slopes and tables are part of the state dict.
     """
 
     alibi_slopes: torch.Tensor | None

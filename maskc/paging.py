@@ -103,21 +103,21 @@ def paged(
         n_heads: query heads.
         n_kv_heads: key/value heads, a divisor of n_heads; n_heads when None.
         head_dim_v: elements of a row of v; head_dim when None.
-        dtype: of q, k and v, of two or four bytes; None: that of each call.
-        layout: of pools: "NHD" is [pages, page_size, n_kv_heads, D], "HND" is [pages, n_kv_heads,
-            page_size, D].
+        dtype: dtype of q, k and v: bfloat16, float16 or float32; None: taken from each call.
+        layout: layout of pools: "NHD" is [pages, page_size, n_kv_heads, D], "HND" is [pages,
+            n_kv_heads, page_size, D].
         score: a score formula, see `mc.score`; its q and k are positions in a sequence.
-        target: as of Mask.compile.
+        target: as in Mask.compile.
         pool_dtype: "float8_e4m3fn" for pools of E4M3, which kernels convert on load; None: pools
             have q's dtype.
 
     Returns:
-        What makes plans and runs them.
+        An object that plans a step (`plan`) and runs attention (`run`) on it.
 
     Raises:
         BadPages: an argument is out of range (MC464).
         NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
-        MaskcError: as Mask.compile.
+        MaskcError: as `Mask.compile`.
     """
     if not isinstance(mask, Mask):
         raise not_a_mask("mc.paged", mask, at="mask")
@@ -186,8 +186,8 @@ class PagedAttention:
 
     @property
     def cuts_queries(self) -> bool:
-        """Whether the queries of a sequence are cut into blocks that fill tiles of GPUs' kernels;
-        a sequence is one block otherwise."""
+        """Whether the queries of a sequence are divided into blocks that fill tiles of GPU kernels;
+        otherwise, a sequence is one block."""
         return self.loads_pages and self.attn.target.language == "cuda"
 
     @property
@@ -196,7 +196,7 @@ class PagedAttention:
         return self._options["score"] is not None
 
     def explain(self) -> str:
-        """A report: why this plan, and how pages are read.
+        """Return a report: the plan with its reasons, and how pages are read.
 
         Returns:
             The report as text, as that of CompiledMask.
@@ -218,10 +218,10 @@ class PagedAttention:
         total_q: int | None = None, max_seqlen_q: int | None = None,
         max_seqlen_kv: int | None = None, shared_keys: int = 0, **data: Any,
     ) -> PagedPlan:  # fmt: skip
-        """Say where the tokens of a step stand, and in which pages their keys lie.
+        """Plan a step: set the number of tokens of each sequence, and the pages of their keys.
 
-        All arrays lie on the device of the page table, and nothing is read from a GPU. Numbers that
-        the host cannot know without waiting are arguments.
+        All arrays must be on the device of the page table. The host reads nothing from a GPU;
+        numbers that it would have to wait for are arguments.
 
         Args:
             page_table: integers [S, W]: the pages of each sequence, in the order of its tokens; or
@@ -229,23 +229,29 @@ class PagedAttention:
                 entries. Entries behind a sequence's last key are not read.
             seq_lens_q: queries of each sequence, [S], or one integer for all. None with
                 cu_seqlens_q.
-            seq_lens_kv: keys of each sequence, [S], those of its queries among them.
-            cu_seqlens_q: in place of seq_lens_q: [S + 1], where each sequence's queries begin.
-            total_q: rows of q. Needed where seq_lens_q lies on a GPU; rows behind the last
-                sequence's are 0 in the result.
-            max_seqlen_q: the most queries of a sequence, likewise.
-            max_seqlen_kv: the most keys of a sequence, now and after updates; W * page_size when
-                None. Needed with kv_indptr on a GPU.
-            shared_keys: tokens at the beginning of all sequences that lie in the same pages, a
-                multiple of page_size. A run reads them once for many sequences, in a launch of
-                its own, and merges the results. Masks with data are refused.
+            seq_lens_kv: keys of each sequence, [S], including those of its new tokens.
+            cu_seqlens_q: instead of seq_lens_q: integers [S + 1], the first query of each sequence
+                and the total.
+            total_q: rows of q. Needed if seq_lens_q is on a GPU. Rows after those of the last
+                sequence are 0 in the result.
+            max_seqlen_q: upper bound on the queries of a sequence. Needed if seq_lens_q is on a
+                GPU.
+            max_seqlen_kv: upper bound on the keys of a sequence, now and after updates;
+                W * page_size when None. Needed if kv_indptr is on a GPU.
+            shared_keys: number of tokens at the beginning of all sequences that are in the same
+                pages, a multiple of page_size. A run reads them once for many sequences, in a
+                separate launch, and merges the results. Not for masks with data.
             **data: data of the mask, [S, max_seqlen_kv] or [max_seqlen_kv]: an entry per token;
                 and parameters, as integers.
 
+        Returns:
+            The plan, to be passed to `run` and `append`.
+
         Raises:
             BadPages: an argument does not fit the others (MC464).
-            BadPageTable: with MASKC_CHECK=1, a table names what is not a page (MC465).
-            DataMissing, DataUnknown: data are missing, or of another mask (MC301, MC302).
+            BadPageTable: with MASKC_CHECK=1, a table has an entry that is not a page (MC465).
+            DataMissing, DataUnknown: data are missing, or the mask does not name them (MC301,
+                MC302).
         """
         return PagedPlan(
             self, page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q,
@@ -257,15 +263,15 @@ class PagedAttention:
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         k_scale: Any = None, v_scale: Any = None, deterministic: bool = False, **tables: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Attention of one layer.
+        """Compute the attention of one layer.
 
         Args:
             q: the queries of all sequences, one after another, [tokens, n_heads, D].
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
-            plan: of this step.
-            scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: factors of the numbers in E4M3 pools: a number, fp32 [1] or
-                [n_kv_heads], or by sequence [S, n_kv_heads] or [S, 1]; 1 when None.
+            plan: the plan of this step.
+            scale, softcap, alibi_slopes, sink_logits: see calls of CompiledMask.
+            k_scale, v_scale: factors by which numbers in E4M3 pools are multiplied: a number, fp32
+                [1] or [n_kv_heads], or by sequence [S, n_kv_heads] or [S, 1]; 1 when None.
             deterministic: make results batch-invariant: bitwise independent of the other sequences
                 in the call. Splits then depend on the number of keys only, which takes longer for
                 calls with few sequences.
@@ -351,23 +357,23 @@ class PagedAttention:
     ) -> Any:  # fmt: skip
         """Write the keys and values of a step's new tokens into the pools, in place.
 
-        On a GPU this is one launch, and nothing is read from there. Rows of no sequence, and rows
-        without a slot of the pool, are left out.
+        On a GPU this is one launch, and the host reads nothing back. Rows without a sequence or
+        without a slot in the pool are skipped.
 
         Args:
             k, v: [tokens, n_kv_heads, D], a row for each row of q.
-            k_pool, v_pool: as of `run`, in the dtype of k or in E4M3.
-            plan: of this step, whose lengths count the new tokens. None with slots.
-            slots: in place of plan: int64 [tokens], where each row goes: page * page_size + token
-                of the page, -1 for rows that go nowhere.
-            q: queries [tokens, n_heads, D] to turn like k; None: there are none.
+            k_pool, v_pool: as in `run`, in the dtype of k or in E4M3.
+            plan: the plan of this step; its lengths include the new tokens. None with slots.
+            slots: instead of plan: int64 [tokens], the slot of each row: page * page_size + token
+                in the page, -1 to skip the row.
+            q: queries [tokens, n_heads, D] to rotate like k, or None.
             rotary: a rotary embedding for q and k: (cos, sin), each [positions, R / 2]. The first R
-                elements of a row turn by the row's position in its sequence.
+                elements of a row are rotated by the row's position in its sequence.
             interleaved: whether elements 2 i and 2 i + 1 are a pair; else i and i + R / 2 are.
-            k_scale, v_scale: of pools of E4M3: by which rows are divided, as of `run`.
+            k_scale, v_scale: for E4M3 pools: rows are divided by these scales; shapes as in `run`.
 
         Returns:
-            The queries, turned where there is a rotary embedding; None without q.
+            The queries, rotated if `rotary` is given; None without q.
 
         Raises:
             BadPages: a tensor does not fit the plan or the pools (MC464).
@@ -746,13 +752,13 @@ class PagedPlan:
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
         **data: Any,
     ) -> None:  # fmt: skip
-        """Take the tables of another step, of the same shapes and within the same maxima.
+        """Replace the tables by those of another step, of the same shapes and within the maxima.
 
-        Arrays of the plan keep their places. On a GPU this is one launch, and nothing is read from
-        there, so that a CUDA graph may hold it.
+        Arrays of the plan keep their addresses. On a GPU this is one launch and the host reads
+        nothing back, so a CUDA graph may contain it.
 
         Args:
-            page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data: as of `plan`.
+            page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data: as in `PagedAttention.plan`.
 
         Raises:
             BadPages: an array has another shape (MC464).
@@ -783,13 +789,13 @@ class PagedPlan:
 
     @property
     def slots(self) -> Any:
-        """Where the key of each row of q lies: page * page_size + token of the page, int64
-        [tokens]; -1 for rows of no sequence."""
+        """The slot of each row's key: page * page_size + token in the page, int64 [tokens]; -1 for
+        rows without a sequence."""
         return self._state["slots"]
 
     @property
     def positions(self) -> Any:
-        """The position of each row of q in its sequence, int32 [tokens]; -1 for rows of no
+        """The position of each row of q in its sequence, int32 [tokens]; -1 for rows without a
         sequence."""
         return self._state["token_position"]
 
@@ -1101,10 +1107,10 @@ class PagedPlan:
         return arrays | self._params
 
     def check_library(self, tensors: Mapping[str, Any]) -> None:
-        """Check that arrays of a layer are of the library of the page table.
+        """Check that a layer's arrays belong to the library of the page table.
 
         Raises:
-            BadPages: one is not (MC464).
+            BadPages: an array belongs to another library (MC464).
         """
         kind: type = np.ndarray if self._torch is None else self._torch.Tensor
         for name, x in tensors.items():
@@ -1114,10 +1120,10 @@ class PagedPlan:
                 raise BadPages(name, wanted, type(x).__name__, at=name)
 
     def scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
-        """Return the scales of a layer; a plan remembers those that lie on its device.
+        """Return the scales of a layer; a plan caches scales that are on its device.
 
         Raises:
-            BadPages: they do not fit (MC464).
+            BadPages: a scale has a wrong shape or dtype (MC464).
         """
         if k_scale is None and v_scale is None:
             return self._usual_scales
@@ -1149,10 +1155,10 @@ class PagedPlan:
         return PoolScales(k, v, pool_block(*factors, at), factors, lasting)
 
     def check_scale(self, shape: tuple[int, ...], name: str) -> None:
-        """Check the shape of the scales of each sequence.
+        """Check the shape of scales per sequence.
 
         Raises:
-            BadPages: it is another one, or sequences share keys.
+            BadPages: the shape is wrong, or sequences share keys (MC464).
         """
         sequences, heads = self._sizes.sequences, self.paged.heads[1]
         wanted = f"of shape [{sequences}, {heads}] or [{sequences}, 1]"
@@ -1193,10 +1199,10 @@ class PagedPlan:
         )
 
     def check(self, pages: int, freed: Any = ()) -> None:
-        """Read the tables, and wait for them.
+        """Read the tables on the host, which waits for the GPU, and check them.
 
         Args:
-            pages: of the pool.
+            pages: number of pages in the pool.
             freed: pages that belong to no sequence, integers.
 
         Raises:
@@ -1231,7 +1237,7 @@ class PagedPlan:
                 seen[page] = index
 
     def check_slots(self) -> None:
-        """Read where new rows go, and wait for it.
+        """Read the slots of new rows on the host, which waits for the GPU, and check them.
 
         Raises:
             SlotTwice: two rows go to one slot (MC663).

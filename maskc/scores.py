@@ -1,8 +1,8 @@
 """Score formulas by their names, each with its paper, and the functions to write others.
 
-A formula is given to `mask.compile(score=...)` or `mc.attention(score=...)`; calls then give its
-tables by name, and torch tensors that require grad get their gradient. Distances are those of
-positions: p - k with p = q + n_kv - n_q, so that the last query meets the last key.
+Pass a formula to `mask.compile(score=...)` or `mc.attention(score=...)`. Calls then pass its tables
+by name, and torch tensors that require grad get their gradient. Distances are p - k with the
+position p = q + n_kv - n_q, so the last query is aligned with the last key.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def tanh_clip(clip: Any = 10.0) -> Score:
     2016).
 
     Args:
-        clip: a positive number, or a parameter.
+        clip: a positive number, or `mc.param("clip", 10.0)`.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -185,8 +185,8 @@ def bias(name: str = "bias") -> Score:
     """s + bias[b, h, q, k], for a tensor [B, Hq, Nq, Nkv] that broadcasts.
 
     Args:
-        name: the keyword under which calls pass it; dimensions of one entry, and those that are
-            missing in front, are shared.
+        name: the keyword under which calls pass the tensor. Dimensions of size 1, and missing
+            leading dimensions, broadcast.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -241,10 +241,11 @@ def t5(
     Args:
         name: the keyword under which calls pass the table [buckets, Hq], T5's
             `relative_attention_bias.weight`.
-        buckets: half of them hold a distance each, the others grow up to `furthest`.
+        buckets: number of buckets. Half of them hold one distance each; the others hold ranges that
+            grow up to `furthest`.
         furthest: the distance from which on all share the last bucket.
-        bidirectional: whether keys ahead of their query have buckets of their own, as in the
-            encoder; else they share the first.
+        bidirectional: whether keys after the query have their own buckets, as in the encoder;
+            otherwise they share the first bucket.
 
     Returns:
         The score formula, for `score=` of `Mask.compile` and `attention`.
@@ -336,7 +337,7 @@ def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
     """s * min(exp(logit_scale[h]), most): cosine attention's temperature (Liu et al., Swin
     Transformer V2, 2022).
 
-    Calls give q and k of length 1, and scale=1.
+    Calls must pass normalised q and k, of length 1, and scale=1.
 
     Args:
         name: the keyword under which calls pass the logarithms [Hq].
@@ -385,7 +386,7 @@ def forget_gate(name: str = "log_forget") -> Score:
     """s + c[b, h, q] - c[b, h, k] with c the running sum of log(sigmoid(f)): earlier keys are
     forgotten at a rate that depends on data (Lin et al., Forgetting Transformer, 2025).
 
-    Queries and keys are the same tokens, and a causal mask goes with it.
+    Queries and keys must be the same tokens, and the mask causal.
 
     Args:
         name: the keyword under which calls pass c [B, Hq, N].

@@ -52,15 +52,15 @@ def tune(
     """Time every program that can run a call, and let calls of these lengths take the fastest.
 
     The choice is stored in the cache folder for this card, so later processes take it too. It
-    depends on lengths and options alone: results never depend on the other sequences of a batch.
-    A program whose output differs from that of the predicted one is not taken.
+    depends on lengths and options alone: results never depend on the other sequences of a batch. A
+    program is excluded if its output differs from that of the predicted one.
 
     Args:
         attn: a compiled mask.
         q: queries [B, Hq, Nq, D], as in a call.
         k: keys [B, Hkv, Nkv, D].
         v: values [B, Hkv, Nkv, Dv].
-        backward: also tune the backward pass, with out as its own gradient.
+        backward: also tune the backward pass, with out as dout.
         **options: further options and data of the call, such as `softcap=` or `doc=`. With
             `deterministic=True` the programs of deterministic backward passes are compared.
 
@@ -154,7 +154,7 @@ def _difference(a: Any, b: Any) -> float:
 
 
 def clear_tuned(attn: CompiledMask) -> None:
-    """Forget what was measured for a mask on this card: calls follow the cost model again.
+    """Delete the measurements of `tune` for a mask on this card; calls follow the cost model again.
 
     Args:
         attn: the compiled mask that `tune` was called with.

@@ -5,11 +5,11 @@ The gate of Yizhao Gao et al., "SeerAttention: Learning Intrinsic Sparse Attenti
 https://arxiv.org/abs/2410.13276
 
 Definition: with near = (k < n_sinks or p - k < window), I = q // q_block and J = k // block, k <= p
-and (near or J in the `top` best blocks by the gate's score for I); a block with no pair beyond
-`near` for a query of I is no candidate; equal scores: the lower block. Every head selects for
-itself.
+and (near or J in the `top` best blocks by the gate's score for I); a block is a candidate only if a
+query of I has a causal key in it that is not near; ties go to the lower block. Every head selects
+independently.
 
-Data: `scores` [B, H, query blocks, key blocks], what the trained gate gives to each pair of blocks.
+Data: `scores` [B, H, query blocks, key blocks], the trained gate's score of each pair of blocks.
 """
 
 from __future__ import annotations

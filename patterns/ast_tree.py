@@ -1,14 +1,14 @@
 """Attention over a syntax tree: ancestors, descendants and siblings.
 
-Ze Tang et al., "AST-Trans: Code Summarization with Efficient Tree-Structured Attention", 2022:
-its ancestor-descendant and its sibling relation in one set, without the limit on distance.
+Ze Tang et al., "AST-Trans: Code Summarization with Efficient Tree-Structured Attention", 2022: the
+union of its ancestor-descendant and sibling relations, without the limit on distance.
 https://doi.org/10.1145/3510003.3510224
 
 Definition: k is q, an ancestor of q, a descendant of q, or a child of q's parent; roots are
 siblings of each other. Tokens are the nodes in depth-first order.
 
-Data: `tree`, a pair (tin, tout) or mc.parents; `below`, a pair (q, end of q's subtree), the range
-of q's descendants; `parent`, the parent of each node, -1 for roots.
+Data: `tree`, a pair (tin, tout) or mc.parents; `below`, a pair (lo, hi): the node itself and the
+end of its subtree; `parent`, the parent of each node, -1 for roots.
 """
 
 from __future__ import annotations

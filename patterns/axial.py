@@ -1,7 +1,7 @@
 """Axial attention on an image.
 
 Jonathan Ho, Nal Kalchbrenner, Dirk Weissenborn, Tim Salimans, "Axial Attention in Multidimensional
-Transformers", 2019: the row and the column layers in one.
+Transformers", 2019: the union of its row and column layers.
 https://arxiv.org/abs/1912.12180
 
 Definition, on tokens in row-major order: p // width == k // width or p mod width == k mod width.

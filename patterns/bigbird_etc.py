@@ -6,7 +6,7 @@ Transformers", 2020.
 https://arxiv.org/abs/2007.14062
 
 Definition: BigBird-ITC (see bigbird_itc.py), or p < n_global or k < n_global: the caller prepends
-`n_global` tokens. Blocks are counted from the first of them, over the whole sequence.
+`n_global` tokens. Blocks are counted from the first global token, over the whole sequence.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Manzil Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020: inter
 construction, with the global and window blocks of the published code.
 https://arxiv.org/abs/2007.14062
 
-Definition, over blocks I = p // block and J = k // block, nb = ceil(n / block) of them:
+Definition, over blocks I = p // block and J = k // block, with nb = ceil(n / block) blocks:
 I in {0, nb - 1} or J in {0, nb - 1} or |I - J| <= 1 or J in R(I), where R(I) holds the `n_random`
-block columns of least splitmix64(seed, I, J). The paper draws R(I) from the blocks not yet seen;
-here it is drawn from all of them.
+block columns with the smallest splitmix64(seed, I, J). The paper draws R(I) from the blocks that
+the other terms do not keep; here it is drawn from all blocks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Block diffusion, training: a noised copy and the clean text behind it.
+"""Block diffusion, training: a noised copy followed by the clean text.
 
 Marianne Arriola et al., "Block Diffusion: Interpolating Between Autoregressive and Diffusion
 Language Models", 2025.
 https://arxiv.org/abs/2503.09573
 
-Definition, over 2 S tokens, the first S noised, qn = q < S, qb = (q mod S) // block and likewise
-for k: (qb == kb and qn == kn) or (qb > kb and qn and not kn) or (qb >= kb and not qn and not kn).
-A noised block sees itself and the clean blocks before it, a clean block the clean ones up to
-itself. Self-attention over an even number of tokens.
+Definition: there are 2 S tokens, and the first S are noised. With qn = q < S,
+qb = (q mod S) // block, and the same for k: (qb == kb and qn == kn) or (qb > kb and qn and not kn)
+or (qb >= kb and not qn and not kn). A noised block sees itself and the clean blocks before it. A
+clean block sees the clean blocks up to itself. There are as many queries as keys, and their number
+is even.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import maskc as mc
 
 @mc.pattern
 def causal() -> mc.Mask:
-    """Each query sees itself and what came before."""
+    """Each query sees itself and all earlier keys."""
     return mc.causal()
 
 

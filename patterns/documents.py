@@ -3,7 +3,7 @@
 Mario Michael Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
 https://arxiv.org/abs/2107.02027
 
-Definition: doc[q] == doc[k], and k <= p where `causal`.
+Definition: doc[q] == doc[k], and k <= p if `causal`.
 
 Data: `doc`, one id per token (or mc.cu_seqlens of the packed lengths).
 """

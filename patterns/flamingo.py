@@ -3,8 +3,8 @@
 Jean-Baptiste Alayrac et al., "Flamingo: a Visual Language Model for Few-Shot Learning", 2022.
 https://arxiv.org/abs/2204.14198
 
-Definition: image[q] == image[k], where image[q] is the number of the last image before text token
-q (-1 where there is none: such a query sees nothing) and image[k] the image of visual token k.
+Definition: image[q] == image[k], where image[q] is the number of the last image before text token q
+(-1 if there is none; such a query sees nothing) and image[k] is the image of visual token k.
 
 Data: `image`, a pair (for the text, for the visual tokens).
 """

@@ -4,7 +4,7 @@ Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite
 Transformers", 2023.
 https://arxiv.org/abs/2305.16300
 
-Definition: k <= p and (p - k < window or k mod block == block - 1). The static part only:
+Definition: k <= p and (p - k < window or k mod block == block - 1). This is the static part;
 `landmark_selection` opens the blocks whose landmarks score best.
 """
 

@@ -5,8 +5,9 @@ Transformers", 2023.
 https://arxiv.org/abs/2305.16300
 
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the `top` best of
-the blocks J < I by their scores for the query; equal scores: the lower block. Every head selects
-for itself. The set only: the paper's softmax is grouped by block, which is the caller's.
+the blocks J < I by their scores for the query; ties go to the lower block. Every head selects
+independently. The pattern defines the pairs only. The paper also groups the softmax by block, which
+is left to the caller.
 
 Data: `scores` [B, H, n_q, key blocks], the query's product with the landmark of each block.
 """

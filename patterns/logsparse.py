@@ -4,9 +4,9 @@ Shiyang Li et al., "Enhancing the Locality and Breaking the Memory Bottleneck of
 Series Forecasting", 2019.
 https://arxiv.org/abs/1907.00235
 
-Definition: k == p or p - k is a power of two; with `local`, or 0 <= p - k < local (local attention,
-itself counted); with `restart`, and p // restart == k // restart (restart attention). 0 leaves
-either out. Powers up to 2^30 cover every length.
+Definition: (k == p, or p - k is a power of two, or 0 <= p - k < local) and
+p // restart == k // restart. `local` is the paper's local attention and counts the query itself;
+`restart` is its restart attention. 0 turns either term off. Powers up to 2^30 cover every length.
 """
 
 from __future__ import annotations

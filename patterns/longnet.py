@@ -4,9 +4,9 @@ Jiayu Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023
 https://arxiv.org/abs/2307.02486
 
 Definition: the union over (w, r) of p // w == k // w and p mod r == k mod r == h mod r, and k <= p
-where `causal`. Positions are taken mod r from the start of the sequence, which is the paper's
-count from the start of the segment whenever r divides w. The paper weighs each (w, r) by its
-softmax denominator: the union is one softmax in which a pair counts once.
+if `causal`. Positions mod r count from the start of the sequence. This equals the paper's count
+from the start of the segment if r divides w. The paper computes one softmax for each (w, r) and
+weighs the results by their denominators. The union is one softmax, in which a pair counts once.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ Enzhe Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", 2025.
 https://arxiv.org/abs/2502.13189
 
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the top - 1 best of
-the blocks J < I by q . mean of the keys of J; equal scores: the lower block. `top` counts the
-query's own block. Every head selects for itself. With packed=True a row holds several documents,
-and each document sees and selects as it would alone.
+the blocks J < I by q . mean of the keys of J; ties go to the lower block. `top` counts the query's
+own block. Every head selects independently. With packed=True a row holds several documents, and
+each document sees and selects as it would alone.
 
-Data where packed: `doc`, ids of the documents [N] or [B, N], or mc.cu_seqlens(x); `q_position` and
-`k_position`, the place of each token in its document, [N] or [B, N].
+Data if packed: `doc`, ids of the documents [N] or [B, N], or mc.cu_seqlens(x); `q_position` and
+`k_position`, the position of each token in its document, [N] or [B, N].
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Att
 stride from Ali Hassani et al., "Generalized Neighborhood Attention", 2025.
 https://arxiv.org/abs/2204.07143
 
-Definition, n tokens: those with the same residue g = q mod dilation form a class of
-L = ceil((n - g) / dilation) tokens, i = q // dilation the index inside it. The leader of i is
-min((i // stride) * stride + stride // 2, L - 1), its window the `kernel` tokens of the class
-centred there, moved inwards at the borders, never shrunk:
+Definition, n tokens: tokens with the same residue g = q mod dilation form a class of
+L = ceil((n - g) / dilation) tokens, with index i = q // dilation inside it. The leader of i is
+min((i // stride) * stride + stride // 2, L - 1). The window has the `kernel` tokens of the class
+around the leader; at the borders it moves inwards and never shrinks:
 c = clamp(leader, kernel // 2, L - 1 - (kernel // 2 + kernel mod 2 - 1)) and
 c - kernel // 2 <= k // dilation <= c + kernel // 2 + kernel mod 2 - 1, k in the same class.
 Causal: leader = min((i // stride) * stride + stride - 1, L - 1) and
 leader - kernel + 1 <= k // dilation <= i. A class shorter than the kernel sees all of itself.
-Self-attention: as many queries as keys.
+There are as many queries as keys.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ Attention", 2025.
 https://arxiv.org/abs/2502.11089
 
 Definition: key k stands for the tokens k * stride .. k * stride + length - 1, and query q sees it
-when all of them have been: k * stride + length - 1 <= q. There are (n - length) // stride + 1 keys
-for n tokens, so lengths differ and q is the token's index from the start of the sequence. The
-branches are three attentions whose gates are the caller's; `nsa_selected` chooses at run time.
+if none of them is later than q: k * stride + length - 1 <= q. There are (n - length) // stride + 1
+keys for n tokens, so there are fewer keys than queries, and q counts tokens from the start of the
+sequence. NSA computes three attentions and adds them with gates, which is left to the caller;
+`nsa_selected` chooses blocks at run time.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Tr
 Attention", 2025.
 https://arxiv.org/abs/2502.11089
 
-Definition: with I = p // block and J = k // block, causal and (J < initial or I - J < local or J in
-the top - initial - local best of the other blocks before); `top` counts the fixed blocks. Blocks
-are ranked by importance scores that the caller derives from the compressed branch, added up over
-the query heads of a key/value head, which select together; equal scores: the lower block. The
-branches are three attentions whose gates are the caller's.
+Definition: with I = p // block and J = k // block, k <= p and (J < initial or I - J < local or J in
+the top - initial - local best of the other earlier blocks); `top` includes the fixed blocks. The
+caller derives importance scores from the compressed branch. The query heads of a key/value head
+select together, by the sum of their scores; ties go to the lower block. NSA computes three
+attentions and adds them with gates, which is left to the caller.
 
 Data: `scores` [B, H, n_q, key blocks], the importance of each block for each query and head.
 """
@@ -22,7 +22,7 @@ import maskc as mc
 def nsa_selected(
     *, block: int = 64, top: int = 16, initial: int = 1, local: int = 2
 ) -> mc.Mask:  # fmt: skip
-    """The first and the last blocks, and the best of those between."""
+    """The first and the last blocks, and the best blocks between them."""
     past = mc.n_kv - mc.n_q
     near = mc.where(lambda q, k: (q + past) // block - k // block < local)
     fixed = mc.causal() & (mc.prefix(initial * block) | near)

@@ -4,8 +4,8 @@ Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Tr
 Attention", 2025.
 https://arxiv.org/abs/2502.11089
 
-Definition: 0 <= p - k < window; the window counts the query itself. The branches are three
-attentions whose gates are the caller's; `nsa_selected` chooses its blocks at run time.
+Definition: 0 <= p - k < window; the window counts the query itself. NSA computes three attentions
+and adds them with gates, which is left to the caller; `nsa_selected` chooses blocks at run time.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import maskc as mc
 
 @mc.pattern
 def prefix_lm(*, n_prefix: int = 256) -> mc.Mask:
-    """Causal, with a prefix that every query sees whole."""
+    """Causal, with a prefix that every query sees completely."""
     return mc.causal() | mc.prefix(n_prefix)
 
 

@@ -4,13 +4,13 @@ Xupeng Miao et al., "SpecInfer: Accelerating Large Language Model Serving with T
 Speculative Inference and Verification", 2023.
 https://arxiv.org/abs/2305.09781
 
-Definition: k is q or an ancestor of q: tin[k] <= tin[q] < tout[k], entry and exit times of a
-depth-first walk.
+Definition: k is q or an ancestor of q: tin[k] <= tin[q] < tout[k], with the entry and exit times of
+a depth-first walk.
 
 Data: `tree`, a pair (tin, tout) or mc.parents of every token's parent. The context is part of the
 tree, a chain above the first draft tokens. With a key/value cache, n_kv keys for n_q draft queries,
-the arrays have n_kv entries and query q is token q + n_kv - n_q: the draft's keys lie behind the
-cache.
+the arrays have n_kv entries and query q is token q + n_kv - n_q: the keys of the draft follow the
+cached ones.
 """
 
 from __future__ import annotations

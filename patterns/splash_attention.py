@@ -4,10 +4,10 @@ After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); the norm
 Ben Peters, Vlad Niculae and Andre F. T. Martins, "Sparse Sequence-to-Sequence Models", 2019.
 https://arxiv.org/abs/1905.05702
 
-Definition: of the keys k <= p the `top` best by q . k, equal scores: the lower k; weights are
-alpha-entmax of their scores, which is said at the call: `attn(q, k, v, normalizer="entmax",
-alpha=1.5)`. Every head selects for itself. Where entmax over all k <= p gives weight to at most
-`top` keys, the result is the same as without the selection.
+Definition: the `top` keys k <= p with the highest q . k; ties go to the lower k. Every head selects
+independently. The weights are alpha-entmax of the scores; the call says so:
+`attn(q, k, v, normalizer="entmax", alpha=1.5)`. If entmax over all k <= p gives weight to at most
+`top` keys, the selection does not change the result.
 """
 
 from __future__ import annotations

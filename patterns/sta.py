@@ -21,7 +21,7 @@ def sta(
     window: tuple[int, ...] = (3, 3, 3),
     tile: int = 384,
 ) -> mc.Mask:
-    """Whole tiles around the query's own; by default of 6 x 8 x 8 in a 30 x 48 x 80 video."""
+    """Whole tiles around the query's own; by default tiles of 6 x 8 x 8 in a 30 x 48 x 80 video."""
     _, height, width = canvas
 
     def coordinates(token):

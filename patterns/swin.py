@@ -3,10 +3,10 @@
 Ze Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", 2021.
 https://arxiv.org/abs/2103.14030
 
-Definition, on tokens in row-major order, row = t // width and col = t mod width:
-(row + window - shift) // window and (col + window - shift) // window are equal for q and k. The
-windows cut by the border stay small; the paper's cyclic shift packs them together and masks them
-apart, which is the same set.
+Definition, on tokens in row-major order, with row = t // width and col = t mod width:
+(row + window - shift) // window and (col + window - shift) // window are equal for q and k. Windows
+that the border cuts stay small. The paper's cyclic shift packs several of them into one window and
+masks them from each other, which keeps the same pairs.
 """
 
 from __future__ import annotations

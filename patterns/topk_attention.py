@@ -1,10 +1,10 @@
-"""Top-k attention: each query sees the keys with which its product is largest.
+"""Top-k attention: each query sees the keys with the highest q . k.
 
 Ankit Gupta et al., "Memory-efficient Transformers via Top-k Attention", 2021.
 https://arxiv.org/abs/2106.06899
 
-Definition: of the keys k <= p (of all keys where not `causal`) the `top` best by q . k; equal
-scores: the lower k. Every head selects for itself.
+Definition: the `top` keys k <= p (all keys if not `causal`) with the highest q . k; ties go to the
+lower k. Every head selects independently.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import maskc as mc
 
 @mc.pattern
 def tri_shape(*, n_sinks: int = 128, window: int = 4096, last: int = 128) -> mc.Mask:
-    """Sinks, a window, and a dense triangle at the end for the last queries."""
+    """Sinks, a window, and a dense triangle for the last queries."""
     final = mc.where(lambda q, k: q >= mc.n_q - last)
     return mc.causal() & (mc.sinks(n_sinks) | mc.window.hf(window) | final)
 

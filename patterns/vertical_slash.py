@@ -1,8 +1,8 @@
 """Vertical-slash: chosen columns and chosen diagonals.
 
 Huiqiang Jiang et al., "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic
-Sparse Attention", 2024. There the lines of each head are estimated from the last queries; here they
-are given.
+Sparse Attention", 2024. MInference estimates the lines of each head from the last queries; here
+they are parameters.
 https://arxiv.org/abs/2407.02490
 
 Definition: k <= p and (k in columns or p - k in slashes).
@@ -19,7 +19,7 @@ def vertical_slash(
     columns: tuple[int, ...] = (0, 1, 2, 3),
     slashes: tuple[int, ...] = (0, 1, 2, 3, 256, 512),
 ) -> mc.Mask:
-    """Keys in `columns` and keys at a distance in `slashes`."""
+    """The keys in `columns`, and the keys at the distances in `slashes`."""
     return mc.causal() & (mc.global_tokens(columns).columns | mc.offsets(slashes))
 
 

@@ -86,7 +86,7 @@ class BlockLayout:
         return len(self.col)
 
     def transpose(self) -> BlockLayout:
-        """Returns the same tiles by columns (CSC).
+        """Return the same tiles by columns (CSC).
 
         Returns:
             A layout in which row_ptr counts tile columns and col holds tile rows. Transposing twice

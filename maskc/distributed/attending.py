@@ -45,47 +45,48 @@ def attention(
     alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
     dropout_p: float = 0.0, dropout_seed: Any = None, score: Score | None = None, **tables: Any,
 ) -> Any:  # fmt: skip
-    """Attention of this rank's queries over all keys that they see; all ranks must call it.
+    """Compute attention of this rank's queries over all keys that they see. All ranks must call it.
 
-    Keys that no query of a rank sees do not travel to it. Tiles that need only the rank's own keys
-    run while the others come. The result is differentiable in q, k, v, alibi_slopes and
-    sink_logits: gradients of keys return to their ranks; those of slopes and sinks are this rank's
-    share, to be summed over ranks like those of every weight; so are those of a score's tables.
+    A rank receives only the keys that its queries see. Tiles that need only the rank's own keys run
+    while other keys arrive. The result is differentiable in q, k, v, alibi_slopes, sink_logits and
+    the score's tables. Gradients of k and v are sent back to the ranks that hold them. Gradients of
+    slopes, sinks and tables are this rank's share; sum them over ranks like gradients of weights.
 
     Args:
-        q: this rank's queries [B, Hq, tokens, D], torch tensors; k: [B, Hkv, tokens, D];
-            v: [B, Hkv, tokens, Dv]. DTensors that are sharded along tokens are taken too.
+        q: this rank's queries [B, Hq, tokens, D], a torch tensor; k: [B, Hkv, tokens, D];
+            v: [B, Hkv, tokens, Dv]. They may be DTensors sharded along tokens.
         plan: from `mc.distributed.plan`, the same on every rank; masks with data need
             `plan.given(...)`.
-        layer: which mask of a plan for several.
+        layer: name of the mask, if the plan has several.
         group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group.
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
-            deterministic: as in `mc.attention`. In a deterministic pass gradients from several
+            deterministic: as in `mc.attention`. With deterministic=True, gradients from several
             ranks are added in the order of the ranks.
         dropout_p: as in `mc.attention`.
-        dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
-            drops. It must be given.
-        score: as in `mc.attention`; its q and k are places in the whole sequence.
-        tables: tables and parameters of the formula, whole on every rank. Of the tensors that the
-            mask chooses keys by, this rank's tokens: index_q, index_k and index_w of selections,
-            and lists of `mc.key_lists`. Lists are integers [tokens, K], [H, tokens, K] or [B, H or
-            1, tokens, K]; they count keys in the whole sequence, and -1 stands for none.
+        dropout_seed: required with dropout_p, and the same on every rank. The dropped weights are
+            then those that one GPU would drop.
+        score: as in `mc.attention`; its q and k are positions in the whole sequence.
+        tables: tables and parameters of the score formula, complete on every rank. Tensors that
+            choose keys (index_q, index_k and index_w of selections, lists of `mc.key_lists`) have
+            this rank's tokens only. Lists are integers [tokens, K], [H, tokens, K] or [B, H or 1,
+            tokens, K]; they number keys in the whole sequence, -1 for none.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
 
     Raises:
-        RanksDisagree: ranks have different plans, shapes or options (MC703), on all of them. On
-            GPUs, later calls of a kind are compared together, each 1024th time at the latest.
+        RanksDisagree: ranks have different plans, shapes or options (MC703); raised on all ranks.
+            On GPUs, repeated calls of one kind are compared less often, at least every 1024th time.
         ShardLength: a tensor has another number of tokens than the rank (MC704).
-        RankLost: a message did not come (MC705).
-        RankRefused: another rank's call raised, on all of them (MC709). On GPUs the others are told
-            in first calls only, as nothing waits for a device in later ones.
+        RankLost: a message from another rank did not arrive (MC705).
+        RankRefused: the call raised an error on another rank (MC709); raised on all ranks. On GPUs
+            this holds for the first call of a kind only, because later calls never wait for the
+            device.
         WrongGroup: the group does not fit the plan (MC706).
-        PlanData: the mask reads data that the plan was not given (MC702).
-        NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
-            tokens are no multiples of 16; a score formula that hides pairs (MC707).
-        DropoutSeed: there is no seed (MC431).
+        PlanData: the mask reads data that were not passed to the plan (MC702).
+        NotShared: ALiBi, if a rank's queries and keys end at different tokens; dropout, if chunks
+            of tokens are not multiples of 16; or a score formula that hides pairs (MC707).
+        DropoutSeed: dropout_p is set without a seed (MC431).
         MaskcError: as `mc.attention`.
     """
     import torch

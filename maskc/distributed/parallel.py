@@ -23,7 +23,7 @@ _SHARED = "maskc_shared_plan"
 
 @cache
 def context_parallel() -> Any:
-    """The class ContextParallel; made on first use, as torch is."""
+    """Return the class ContextParallel, defined on first use because it needs torch."""
     from torch.distributed.tensor.parallel import ParallelStyle
 
     class ContextParallel(ParallelStyle):
@@ -68,13 +68,14 @@ def _options_of(module: Any) -> dict[str, Any]:
 
 
 def load_balancer(plan: Plan) -> Any:
-    """The plan's layout as a load balancer of torch's own context parallelism.
+    """Return the plan's layout as a load balancer of torch's own context parallelism.
 
     Args:
-        plan: all of whose ranks hold as many tokens, as torch cuts sequences evenly.
+        plan: a plan that gives every rank the same number of tokens, because torch cuts sequences
+            evenly.
 
     Returns:
-        An object for `load_balancer=` of torch.distributed.tensor.experimental's functions.
+        An object for `load_balancer=` of the functions in torch.distributed.tensor.experimental.
 
     Raises:
         NotShared: ranks hold different numbers of tokens (MC707).
@@ -123,9 +124,12 @@ def model_masks(config: Any) -> dict[str, Mask]:
     Args:
         config: the model's configuration, or the model.
 
+    Returns:
+        Masks by the name of the layer type.
+
     Raises:
-        ModelNotServed: a type of layer whose mask is not known, or that mixes tokens otherwise
-            (MC605).
+        ModelNotServed: the model has a type of layer with an unknown mask, or one that mixes tokens
+            without attention (MC605).
     """
     config = getattr(config, "config", config)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -156,18 +160,18 @@ def _mask_of(config: Any, kind: str) -> Mask:
 def model_inputs(
     plan: Plan, input_ids: Any, labels: Any = None, group: Any = None
 ) -> dict[str, Any]:
-    """Return this rank's keywords of a causal model's forward pass.
+    """Return this rank's keyword arguments for the forward pass of a causal language model.
 
     Args:
         plan: from `plan(model_masks(config), n, ranks)`.
         input_ids: int64 [B, n], the same on all ranks; without padding.
-        labels: int64 [B, n] as transformers has them: token i's own, -100 where there is none.
+        labels: int64 [B, n] as in transformers: the label at i is token i, or -100 for none.
         group: a ProcessGroup or a DeviceMesh; None is the default group.
 
     Returns:
-        input_ids and position_ids of the rank's tokens; with labels also shift_labels, and
-        num_items_in_batch of the whole sequence, so that losses summed over ranks equal the loss of
-        one process. Gradients of weights must be summed likewise.
+        input_ids and position_ids of the rank's tokens. With labels, also shift_labels and
+        num_items_in_batch. The latter counts the whole sequence, so that the sum of losses over
+        ranks is the loss of one process. Sum the gradients of weights over ranks, too.
     """
     import torch
 
@@ -272,9 +276,16 @@ def _run(
 
 
 def sum_gradients(model: Any, group: Any = None) -> Mapping[str, Any]:
-    """Sum the gradients of a model's weights over ranks, in place; {name: gradient}.
+    """Sum the gradients of a model's weights over ranks, in place, and return them by name.
 
-    DDP and FSDP do this by themselves (as a mean: scale the loss by the number of ranks).
+    DDP and FSDP do this themselves, but as a mean: multiply the loss by the number of ranks.
+
+    Args:
+        model: a torch module.
+        group: a ProcessGroup or a DeviceMesh; None is the default group.
+
+    Returns:
+        The summed gradients by the name of the weight, for weights that have one.
     """
     import torch.distributed as dist
 

@@ -22,7 +22,7 @@ _MOST_RANGES = 8
 
 
 def explain(plan: Plan) -> str:
-    """Lines of text; see Plan.explain."""
+    """Return a report of a plan as lines of text; `Plan.explain` calls it."""
     lines = _head(plan)
     for name in plan.layers:
         lines += ["", *_layer(plan, name)]

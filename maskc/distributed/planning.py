@@ -407,11 +407,12 @@ class Plan(Setting):
         return self.layers[name]
 
     def given(self, **data: object) -> Plan:
-        """Bind the plan to other data in the same layout: what travels is found anew, and is exact.
+        """Bind the plan to data in the same layout. It then sends exactly the rows that these data
+        need.
 
         Args:
-            data: the arrays and parameters that the masks name, for all tokens. The plan keeps
-                copies: what is written into them later changes nothing.
+            data: the arrays and parameters that the masks name, for all tokens. The plan copies
+                them, so later writes have no effect.
 
         Raises:
             PlanData: no mask reads data of such a name (MC702).

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None, of: str = "q") -> Any:
-    """This rank's tokens of a tensor that all ranks have.
+    """Return this rank's tokens of a tensor that every rank holds completely.
 
     Args:
         x: any tensor with plan.n tokens along `dim`.
-        dim: where the tokens are; 1 suits input ids [B, N] and hidden states [B, N, C], 2 suits
-            q, k and v [B, H, N, D].
+        dim: dimension of tokens: 1 for input ids [B, N] and hidden states [B, N, C], 2 for q, k and
+            v [B, H, N, D].
         group: a ProcessGroup or a DeviceMesh; None is the default group.
         of: "q", or "k" for keys of cross attention, which have plan.n_kv tokens.
 
     Returns:
-        The rank's tokens, in the order of `plan.indices(rank)`. The gradient of x is zero where
-        tokens are other ranks'.
+        The rank's tokens, in the order of `plan.indices(rank)`. The gradient of x is zero at tokens
+        of other ranks.
 
     Raises:
         ShardLength: x has another number of tokens (MC704).
@@ -52,7 +52,7 @@ def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None, of: str = "q") ->
 
 
 def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None, of: str = "q") -> Any:
-    """Put the whole tensor together from every rank's shard; all ranks must call it.
+    """Gather the whole tensor from the shards of all ranks. All ranks must call it.
 
     Args:
         x: this rank's tokens along `dim`, a tensor [.., tokens, ..] of any dtype.
@@ -81,10 +81,10 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None, of: str = "q") 
 def roll(
     plan: Plan, x: Any, shift: int = -1, dim: int = 1, group: Any = None, of: str = "q"
 ) -> Any:
-    """Take the shard of the rolled whole: what `shard(whole.roll(shift, dim))` would give.
+    """Return this rank's shard of the rolled sequence, as `shard(whole.roll(shift, dim))` would.
 
-    Labels that are next tokens are `roll(ids, -1)`. All ranks must call it; it gathers the whole
-    along `dim`, so it is meant for ids and labels.
+    For example, `roll(ids, -1)` returns next-token labels. All ranks must call it. It gathers the
+    whole sequence along `dim`, so use it for ids and labels, not for large tensors.
 
     Args:
         x: this rank's tokens along `dim`, a tensor [.., tokens, ..] of any dtype.

@@ -169,18 +169,18 @@ class Mask:
         k: object = None, head: int = 0, sequence: int = 0, n_heads: int | None = None,
         scale: float | None = None, reduce: str = "mean", seed: int = 0, **data: object,
     ) -> WeightMap:  # fmt: skip
-        """Compute a heatmap of attention weights: softmax of q and k over the pairs that it keeps.
+        """Compute a heatmap of attention weights: softmax of q and k over the pairs of the mask.
 
         Args:
-            n: queries of synthetic q and k, up to 512 when None; checked where q is given.
+            n: queries of synthetic q and k, up to 512 when None. If q is given, n must match it.
             n_kv: keys; n when None.
             q: [n, D], [heads, n, D] or [sequences, heads, n, D], on the host; synthetic when None.
             k: as q, with n_kv rows and a number of heads that divides that of q.
             head, sequence: the head and the sequence to show.
             n_heads: query heads, as in `dense`.
-            scale: of products; D ** -0.5 when None.
+            scale: factor of q . k; D ** -0.5 when None.
             reduce: `mean` or `max` over the kept pairs of a cell that covers several pairs.
-            seed: of synthetic tensors.
+            seed: seed of synthetic q and k.
             data: the arrays and parameters that the mask names.
 
         Returns:
@@ -191,7 +191,8 @@ class Mask:
             BadWeightTensors: q and k do not fit (MC751).
             WeightsNotFinite: q or k make a score infinite or NaN (MC752).
             NoSuchWeights: there is no such head, sequence or reduction (MC753).
-            TooManyWeights: more than 2^28 pairs, or 2^24 of a mask that selects keys (MC754).
+            TooManyWeights: there are more than 2^28 pairs, or 2^24 for a mask that selects keys at
+                run time (MC754).
             MaskcError: as `dense`.
         """
         from maskc.viz.weights import weights
@@ -306,7 +307,7 @@ class Mask:
     def equals(self, other: Mask) -> bool | None:
         """Whether both masks are the same set at all lengths.
 
-        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
+        Masks that hold only at some lengths, such as those of `mc.from_bool`, are compared at them.
 
         Args:
             other: the mask to compare with; data of the same name are the same data.
@@ -327,7 +328,7 @@ class Mask:
     def subset_of(self, other: Mask) -> bool | None:
         """Whether every pair of this mask is also a pair of `other`, at all lengths.
 
-        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
+        Masks that hold only at some lengths, such as those of `mc.from_bool`, are compared at them.
 
         Args:
             other: the mask that should contain this one.

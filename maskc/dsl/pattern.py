@@ -51,7 +51,7 @@ class Pattern(Generic[P]):
 
     @property
     def doc(self) -> str:
-        """The function's docstring, cleaned; '' when it has none."""
+        """The function's docstring without indentation; '' if it has none."""
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, *placed: P.args, **values: P.kwargs) -> Mask:
@@ -122,7 +122,7 @@ class Pattern(Generic[P]):
 
         Raises:
             BadParameter: there is no such parameter (MC204).
-            BadParameterValue: a text does not read as a value of the parameter's type (MC205).
+            BadParameterValue: a text cannot be converted to the parameter's type (MC205).
         """
         call: Callable[..., Mask] = self
         return call(**self.read(settings))

@@ -32,7 +32,7 @@ def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
     Args:
         startend_row_indices: integers [B or 1, heads or 1, n_kv, numbers]; a NumPy array, or a
             torch tensor on the device of q. Each call reads the current content.
-        causal: as of `paddle.nn.functional.flashmask_attention`.
+        causal: as in `paddle.nn.functional.flashmask_attention`.
 
     Returns:
         The mask. Its heads are query heads; repeat the rows of key/value heads.
@@ -80,7 +80,7 @@ def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None =
     query. Slices that touch or overlap form one run. Masks with equally many runs share kernels.
 
     Args:
-        q_ranges, k_ranges: integers [slices, 2]: first, and past the last.
+        q_ranges, k_ranges: integers [slices, 2]: the first index, and one past the last.
         types: integers [slices]; None: all are full.
         n_q: queries of the calls; None: up to the end of the last range.
 
@@ -88,8 +88,8 @@ def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None =
         The mask, for calls with n_q queries.
 
     Raises:
-        BadRanges: other shapes, no integers, a range that ends before it begins, an unknown type,
-            or more than 4 runs of keys for a query (MC664).
+        BadRanges: a wrong shape, values that are not integers, a range that ends before it begins,
+            an unknown type, or more than 4 runs of keys for a query (MC664).
 
     References:
         MagiAttention, https://github.com/SandAI-org/MagiAttention

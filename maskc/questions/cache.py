@@ -41,8 +41,8 @@ Lengths = int | Sequence[int] | np.ndarray
 class KVCache:
     """Slots for all keys that later queries may see, for sequences of any length.
 
-    It holds no tensors. `slot` returns the slot of a new key and its value. `mask` is the mask over
-    slots, to be compiled for decoding, and `given` returns its data at a length.
+    It holds no tensors. `slot` returns the slot of a new key and value. Compile `mask`, the mask
+    over slots, for decoding. `given` returns the data that it needs at a length.
     """
 
     queries: int
@@ -113,7 +113,7 @@ class KVCache:
         return np.where(free & (self.slot(held) == np.arange(self.slots)), held, -1)
 
     def seen(self, n: Lengths, n_q: int = 1) -> np.ndarray:
-        """Return what the last n_q of n tokens see of the slots, by the positions of their keys.
+        """Return which slots the last n_q of n tokens see.
 
         Args:
             n: tokens so far, the new ones included; their keys are in their slots. One length for
@@ -125,7 +125,7 @@ class KVCache:
             [B, heads or 1, n_q, slots].
 
         Raises:
-            CacheCall: there are more new tokens than the cache is for, or than tokens (MC643).
+            CacheCall: n_q exceeds the `queries` of the cache, or n (MC643).
             BadLength: a length is not an integer, or out of range (MC306).
         """
         if np.ndim(n):
@@ -143,7 +143,7 @@ class KVCache:
         return masks[0] if len(masks) == 1 else np.stack(masks)
 
     def given(self, n: Lengths, n_q: int = 1) -> Mapping[str, object]:
-        """The data of `mask` for a call; arguments and errors as of `seen`.
+        """Return the data of `mask` for a call, by name. Arguments and errors are those of `seen`.
 
         Raises:
             CacheNotRagged: lengths differ, and the cache was made for equal ones (MC433).

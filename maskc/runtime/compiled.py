@@ -419,21 +419,21 @@ class CompiledMask:
                 position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
             normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
-            alpha: alpha of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. An array [Hq]
-                has one alpha per head, and an array [] one for all. The host reads the array and
+            alpha: alpha of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. A 1-D array
+                [Hq] has one alpha per head, a 0-D array one for all. The host reads the array and
                 waits; heads with equal alpha run together. A torch tensor that requires grad gets
                 its gradient.
             nan_safe: on GPUs, guarantee that non-finite rows of v never reach a query that does not
                 see them, which takes more time. The CPU always guarantees it.
-            deterministic: make gradients of torch tensors bitwise deterministic; also whenever
-                torch.use_deterministic_algorithms(True) is in force. Results of forward passes
-                always are. With True they are also batch-invariant: a sequence's results do not
-                depend on the other sequences. This makes decoding of small batches slower.
+            deterministic: make gradients of torch tensors bitwise deterministic;
+                torch.use_deterministic_algorithms(True) does the same. Forward results are always
+                bitwise deterministic. With True they are also batch-invariant: a sequence's results
+                do not depend on the other sequences. This makes decoding of small batches slower.
             dropout_p: probability of dropping a weight after the softmax; the other weights are
                 multiplied by 1 / (1 - p). lse is not affected. Rounded to a multiple of 2^-16.
-            dropout_seed: a 64-bit integer, or an array of one int64 on the device of q. The seed
-                and the place of a pair alone decide whether its weight is dropped. None takes a
-                seed from the default generator of the tensors' device (torch only).
+            dropout_seed: a 64-bit integer, or an array of one int64 on the device of q. Whether a
+                weight is dropped depends only on the seed, the sequence, the head and the pair.
+                None takes a seed from the default generator of the tensors' device (torch only).
             return_selection: also return the keys or blocks that run-time selections chose (on cpu
                 and simt; blocks of keys on every target).
             indexer_loss: also return the loss that trains the ranking of topk, for torch tensors.
@@ -533,7 +533,7 @@ class CompiledMask:
 
         Args:
             data: the mask's data and parameters by name.
-            into: a torch tensor that out is written to, of the strides that it would have.
+            into: a torch tensor to write out to, with the strides that out would have.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with return_lse.
@@ -554,12 +554,12 @@ class CompiledMask:
         return self._launched(call)[0]
 
     def run_first(self, call: AttentionCall) -> tuple[Any, RepeatedPass | None]:
-        """Run the forward pass of a call for q's dtype, which others like it will follow.
+        """Run the forward pass of a call for q's dtype, and prepare calls that repeat it.
 
         Returns:
-            (the results of `run`, the pass as it repeats for tensors elsewhere). None in its place
-            where each call has to be planned: where the host makes lists, where nobody can tell
-            whether data change, and in CUDA graphs, which make lists at every replay.
+            (the results of `run`, the pass in a form that repeats for tensors at other addresses).
+            The second is None if every call must be planned: if the host builds lists, if changes
+            of data cannot be detected, and in CUDA graphs, which build lists at every replay.
         """
         if self._runner is not None or self._score is not None:
             return self.run(call), None
@@ -645,15 +645,16 @@ class CompiledMask:
             sink_logits: as in the call.
             normalizer: as in the call.
             alpha: as in the call.
-            deterministic: bitwise deterministic on cards of one model; the CPU always is.
+            deterministic: make the gradients bitwise deterministic on GPUs of one model. On CPUs
+                they always are.
             nan_safe: as in the call.
             dropout_p: as in the call.
-            dropout_seed: as in the call, where it must have been given.
+            dropout_seed: as in the call; required if dropout_p is above 0.
             **data: the mask's data and parameters by name.
 
         Returns:
-            (dq, dk, dv) in the dtype of q, then dsink_logits and dalibi_slopes (fp32 [Hq]) for
-            those given.
+            (dq, dk, dv) in the shapes of q, k and v and the dtype of q, then dsink_logits and
+            dalibi_slopes (fp32 [Hq]) if the call passed them.
 
         Raises:
             TargetNotBuilt: this target has no backward kernels (MC503).

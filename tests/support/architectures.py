@@ -799,8 +799,8 @@ def table(path: Path) -> None:
         f"{steps['gradients']} in the gradients of all weights."
     )
     installed = (
-        f"transformers {transformers.__version__}: {len(outcomes)} of {asked} model types, "
-        "including parts of models."
+        f"transformers {transformers.__version__}: {len(outcomes)} of its {asked} model types were "
+        "tried, including parts of models."
     )
     sdpa = [o.architecture for o in outcomes if o.status == RIGHT and o.judge == "sdpa"]
     nothing = [o.architecture for o in outcomes if o.status == NOTHING]

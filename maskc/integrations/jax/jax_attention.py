@@ -48,12 +48,12 @@ def attention(
     sink_logits: Any = None, deterministic: bool = False, score: Score | Any = None,
     dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
 ) -> Any:  # fmt: skip
-    """softmax(scale * q k^T, restricted to the mask) v, on arrays of JAX.
+    """Compute softmax(scale * q k^T, restricted to the mask) v on JAX arrays.
 
-    Works under jax.jit, jax.grad and jax.vjp (q, k, v, alibi_slopes, sink_logits and tables of a
-    score get gradients, once), jax.vmap, jax.lax.scan, jax.checkpoint, and inside of
-    jax.shard_map over sequences and heads. The mask and all numbers are known when JAX traces;
-    arrays are traced. GSPMD does not cut a custom call: use shard_map where arrays are sharded.
+    It works under jax.jit, jax.grad, jax.vjp, jax.vmap, jax.lax.scan, jax.checkpoint, and inside
+    jax.shard_map over sequences and heads. q, k, v, alibi_slopes, sink_logits and tables of a score
+    have first-order gradients. The mask and all numbers are static; arrays are traced. GSPMD does
+    not partition a custom call: use shard_map if arrays are sharded.
 
     Args:
         q: queries [B, N, Hq, D], or [B, Hq, N, D] with layout="bhnd"; fp32, bf16 or fp16, on CPUs
@@ -62,31 +62,31 @@ def attention(
         v: values [B, Nkv, Hkv, Dv].
         mask: any mask.
         scale: factor of q . k; D^-1/2 when None.
-        layout: "bnhd", as jax.nn.dot_product_attention has it, or "bhnd"; "s" may stand for "n".
+        layout: "bnhd", as in jax.nn.dot_product_attention, or "bhnd"; "s" may stand for "n".
         return_lse: also return the log-sum-exp of every row, which has gradients as well.
         softcap: scores become softcap * tanh(score / softcap) first.
         alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
         sink_logits: [Hq]; one more logit per head in the denominator.
-        deterministic: gradients have the same bits on every run.
-        score: what softmax sees in place of scale * q . k, see `mc.score`. Arrays that are traced
-            or trained are given by name, for `mc.table`; a formula captures other ones.
-        dropout_p: the share of weights that are dropped.
-        dropout_seed: decides which ones: a key of jax.random, new or old, an integer, or an array
-            of one.
+        deterministic: make gradients bitwise deterministic.
+        score: the score formula that replaces scale * q . k, see `mc.score`. Pass traced or trained
+            arrays by name, for `mc.table`; the formula may capture others.
+        dropout_p: probability of dropping a weight.
+        dropout_seed: seed of the dropped weights: a jax.random key, new or old style, an integer,
+            or an array of one integer.
         **data: the mask's and the score's data by name: arrays, traced or not, and plain numbers.
 
     Returns:
         out in the layout of q, or (out, lse) with lse fp32 [B, Hq, N].
 
     Raises:
-        NotTraced: something that must be known is traced, or data that are no arrays (MC481).
-        OnlyOneDerivative: a derivative of the gradients is asked for (MC482).
-        TypeError: a forward-mode derivative is asked for, from JAX itself.
-        NotRecorded: on a GPU, a mask that the host must read data for (MC480).
-        NoRunner: jaxlib has no headers (MC483).
-        NotExported: jax.export meets the call (MC420).
-        MaskcError: as of `maskc.attention`; names and shapes of data are checked when XLA's
-            program is made. Inside jit on CPUs, values are checked when it runs, and JAX raises
+        NotTraced: an argument that must be static is traced, or data are not arrays (MC481).
+        OnlyOneDerivative: a second derivative is requested (MC482).
+        TypeError: a forward-mode derivative is requested; JAX raises it.
+        NotRecorded: on a GPU, the host would have to read data of the mask (MC480).
+        NoRunner: the library that runs kernels in XLA programs cannot be built or loaded (MC483).
+        NotExported: jax.export exports the call (MC420).
+        MaskcError: as `maskc.attention`. Names and shapes of data are checked when XLA compiles the
+            program. Inside jit on CPUs, values are checked when the program runs, and JAX raises
             jax.errors.JaxRuntimeError with the same text.
     """
     check_mask(mask)

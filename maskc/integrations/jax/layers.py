@@ -26,13 +26,13 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
 
         nn.MultiHeadAttention(num_heads=8, attention_fn=attention_fn(mc.causal()))
 
-    The layer's own dropout is the attention's, drawn for each pair: broadcast_dropout, which draws
-    once for all sequences and heads, has no effect. Precision is that of the kernels, which add up
-    in fp32.
+    The dropout rate of the layer applies to attention weights, drawn for each pair.
+    broadcast_dropout, which draws once for all sequences and heads, has no effect. The layer's
+    `precision` has none either: kernels accumulate in fp32.
 
     Args:
         mask: any mask; the layer is called without one.
-        **options: of `maskc.integrations.jax.attention`: softcap, alibi_slopes, data, ...
+        **options: options of `maskc.integrations.jax.attention`: softcap, alibi_slopes, data, ...
 
     Raises:
         NotAMask: `mask` is something else (MC106).

@@ -16,8 +16,8 @@ from maskc.dsl.mask import Mask
 def from_splash(mask: Any) -> Mask:
     """Convert a Splash attention mask to a mask that keeps the same pairs.
 
-    Masks of maskc have no lengths, so that a CausalMask, a LocalMask or a ChunkedCausalMask serves
-    every length. Splash counts queries and keys from the first one.
+    A CausalMask, LocalMask or ChunkedCausalMask becomes a mask for all lengths. As in Splash,
+    queries and keys are counted from the first one.
 
     Args:
         mask: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask or MultiHeadMask; any of
@@ -26,7 +26,7 @@ def from_splash(mask: Any) -> Mask:
 
     Raises:
         NotASplashMask: it is something else, or a slice of a longer mask (MC484).
-        NotTraceable: a function of ids that cannot be followed.
+        NotTraceable: a function of ids cannot be traced (MC107).
     """
     match mask:
         case splash.MultiHeadMask():

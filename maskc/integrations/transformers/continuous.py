@@ -36,10 +36,10 @@ _PASSED = HARMLESS | {
 
 @contextmanager
 def continuous_batching(model: Any) -> Iterator[Any]:
-    """Let `generate_batch` and the managers of a model run on maskc while the block lasts.
+    """Run `generate_batch` and the managers of a model on maskc inside a `with` block.
 
-    Full and sliding layers work, with sink logits and soft-caps, and masks of `set_mask` in layers
-    whose cache keeps all keys. They are read in each request's own positions.
+    Full and sliding layers work, with sink logits and soft-caps. Masks of `set_mask` work in layers
+    whose cache keeps all keys. Masks count positions within each request.
 
     Args:
         model: a model of transformers with causal layers.

@@ -103,15 +103,16 @@ def check(model: Any, **inputs: Any) -> Check:
 
     Args:
         model: a model of transformers; its attention may be set to anything.
-        inputs: keywords of its forward pass; 24 made-up tokens, or one made-up image, when there
-            are none. Give a padded batch or packed position_ids to see what they become.
+        inputs: keyword arguments of its forward pass; by default, 24 arbitrary tokens or one image.
+            Pass a padded batch or packed position_ids to see how they appear in the masks.
 
     Returns:
-        A table with a row for each attention layer, and the largest difference to eager.
+        A table with a row for each attention layer, and the largest difference from eager
+            attention.
 
     Raises:
         ModelNotServed: the model never calls the attention interface, or no layer did (MC605).
-        MaskcError: whatever a forward pass of the model raises.
+        MaskcError: a forward pass of the model raises it.
     """
     import torch
 
@@ -151,20 +152,20 @@ def _in_fp32(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def mask_of(model: Any, layer: int = 0, **inputs: Any) -> Mask:
-    """The mask that a layer of a model runs, to be printed, drawn and compared.
+    """Return the mask that a layer of a model runs.
 
     Args:
         model: a model of transformers; its attention may be set to anything.
         layer: index of the layer, as the model counts.
-        inputs: keywords of a forward pass, as for `check`: padding and packing become part of the
-            mask, as data by the names `padding`, `packing`, `chunks` and `images`.
+        inputs: keyword arguments of a forward pass, as for `check`. Padding and packing become part
+            of the mask, as data named `padding`, `packing`, `chunks` and `images`.
 
     Returns:
         The mask.
 
     Raises:
         ModelNotServed: the model never calls the attention interface (MC605).
-        BadOption: no such layer called it (MC407).
+        BadOption: no layer with this index called the attention interface (MC407).
     """
     seen, _ = _seen(model, inputs)
     for row in seen:

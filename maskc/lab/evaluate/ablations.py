@@ -19,16 +19,16 @@ _SINKS = 4
 
 
 def ablations(mask: Mask) -> dict[str, Mask]:
-    """A mask without each of its terms, from its own text, and with sinks where it has none.
+    """Return a mask without each of its terms in turn, and with sinks added if it has none.
 
-    Terms belong to the outermost union: causal() & (A | B | C) gives the mask without A, without B
-        and without C.
+    The terms are those of the outermost union: causal() & (A | B | C) gives the mask without A,
+    without B and without C.
 
     Args:
         mask: a mask that contains a union.
 
     Returns:
-        Masks by the change: "without sinks(4)", "with sinks(4)".
+        Masks by a description of the change, such as "without sinks(4)" or "with sinks(4)".
 
     Raises:
         NoTerms: the mask contains no union (MC733).
@@ -71,13 +71,16 @@ def _union(mask: Mask) -> Iterator[Mask]:
 def permuted(mask: Mask, n: int, *, base: Mask | None = None, seed: int = 0) -> Mask:
     """Make a control mask: as many keys in each row as the mask, drawn at random from `base`.
 
-    What it retains in expectation is the share of keys, whatever the mask.
+    Its expected retained mass is its share of the keys, for any mask and model.
 
     Args:
         mask: any mask without data, the same for all heads.
         n: the length at which the control holds.
-        base: what dense attention means; causal() when None.
-        seed: of the draw.
+        base: the mask of dense attention; causal() when None.
+        seed: seed of the draw.
+
+    Returns:
+        The mask, for n queries and n keys only.
     """
     allowed = (causal() if base is None else base).dense(n)
     counts = (mask.dense(n) & allowed).sum(axis=-1)

@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass
 class Inputs:
-    """A model and its texts, with its results without a mask: computed once, when needed."""
+    """A model and texts. The model's results without a mask are computed on first use and kept."""
 
     model: Any
     tokenizer: Any
@@ -113,17 +113,17 @@ def evaluate(
 
     Args:
         masks: masks by name, or candidates.
-        inputs: a model with texts, or q, k and v alone: then only information loss is found.
-        parts: which of "information", "perplexity" and "retrieval" to find; retrieval needs
+        inputs: a model with texts, or q, k and v alone, which yield information loss only.
+        parts: which of "information", "perplexity" and "retrieval" to measure; retrieval needs
             `Inputs.needles`.
         margin: nats per token below which a difference counts as none.
-        resamples: of each bootstrap.
-        seed: of the bootstraps.
+        resamples: number of resamples of each bootstrap.
+        seed: seed of the bootstraps.
         known: results of an earlier run; candidates of the same names are not evaluated again.
         base: the mask of dense attention, for pair counts; causal() when None.
-        data: arrays and parameters that masks read, by name. Of a model: the same for every
-            sequence and prompt, or a function from the tokens of one (int64 [N], NumPy) to them.
-            Of tensors: arrays that may have a row for each sequence.
+        data: arrays and parameters that masks read, by name. With a model: the same for every
+            sequence and prompt, or a function that computes them from the tokens of one (int64 [N],
+            NumPy). With tensors: arrays, which may have a row for each sequence.
         command: the command that reproduces the numbers, for reports.
         environment: versions and the machine, for reports.
         progress: called with a description of the next step.
@@ -135,7 +135,7 @@ def evaluate(
     Raises:
         NotAMask: a value is not a mask (MC106).
         SameNames: two candidates have the same name (MC695).
-        BadTensors: data are a function of tokens, and there are none (MC730).
+        BadTensors: data are a function of tokens, but the inputs have none (MC730).
         MaskcError: see calls of the masks.
     """
     candidates = _candidates(masks)

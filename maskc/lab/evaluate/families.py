@@ -66,7 +66,7 @@ ROLES = {"random": "control", "dilated": "control", "topk": "ceiling"}
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A mask of a family with at most so many pairs."""
+    """The member of a family of masks that meets a budget of pairs."""
 
     value: int
     mask: Mask
@@ -85,17 +85,21 @@ def at_budget(
     """Find the largest member of a family with at most a fraction of the base mask's pairs.
 
     Args:
-        family: from a whole number to a mask; the number of pairs must not fall with it, except by
-            rounding.
+        family: a function from an integer to a mask. The number of pairs must not decrease as the
+            integer grows, except by rounding.
         budget: share of the pairs of `base` at length n, above 0 and up to 1.
         n: tokens.
         base: the mask of dense attention; causal() when None.
-        n_heads: query heads, where masks differ by head.
-        low, high: the numbers to look between; 0 and n when None.
-        name: of the number, for errors.
+        n_heads: query heads; needed if masks differ by head.
+        low, high: smallest and largest integer to try; 0 and n by default.
+        name: name of the integer in error messages.
+
+    Returns:
+        The value, its mask, and the number of pairs of the mask.
 
     Raises:
-        BudgetUnreachable: the least has more pairs, or the greatest has far fewer (MC732).
+        BudgetUnreachable: the smallest member exceeds the budget, or the largest is far below it
+            (MC732).
         MaskcError: as `Mask.count`.
     """
     base = causal() if base is None else base
@@ -132,7 +136,7 @@ def pairs_of(
     Args:
         mask, base: with the same data.
         n: tokens.
-        n_heads: query heads, where masks differ by head.
+        n_heads: query heads; needed if masks differ by head.
         data: what the masks read; names that a mask does not read are ignored.
         batch: the sequence, of data with several.
     """

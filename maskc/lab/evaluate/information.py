@@ -39,8 +39,8 @@ def information_loss(
         given: the tensors, see `tensors`, `read_npz` and `capture`.
         data: arrays and parameters that the masks name, the same for all layers; arrays may have a
             row for each sequence.
-        resamples: of the intervals.
-        seed: of the intervals.
+        resamples: number of resamples for the intervals.
+        seed: seed of the resampling.
         progress: called with the number of the next layer.
 
     Returns:

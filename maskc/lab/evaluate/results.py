@@ -150,10 +150,10 @@ class LayerLoss(Result):
 
 @dataclass(frozen=True, slots=True)
 class InformationLoss(Result):
-    """Loss of dense attention by a mask on given q, k and v; nothing is trained or sampled.
-    Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
+    """The part of dense attention that a mask loses, on given q, k and v.
 
-    Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
+    Nothing is trained or estimated. Intervals resample sequences, and blocks of 64 queries within
+    them.
     """
 
     layers: tuple[LayerLoss, ...]
@@ -182,7 +182,7 @@ class InformationLoss(Result):
 
 @dataclass(frozen=True, slots=True)
 class Perplexity(Result):
-    """A language model on the same tokens with and without the mask; nothing is trained."""
+    """Perplexity of a language model with and without the mask, on the same tokens, untrained."""
 
     tokens: int
     documents: int
@@ -209,7 +209,7 @@ class Perplexity(Result):
 
 @dataclass(frozen=True, slots=True)
 class Retrieval(Result):
-    """Rate at which the model repeats a number that stands at some place of a long text."""
+    """Rate at which the model finds a number hidden in a long text."""
 
     trials: int
     found: int
@@ -258,7 +258,7 @@ class Trained(Result):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Result):
-    """All that is known about one mask."""
+    """All results for one mask."""
 
     name: str
     mask: str
@@ -292,7 +292,7 @@ class Evaluated(Result):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(Result):
-    """Evidence about several masks on the same inputs."""
+    """Results for several masks on the same inputs."""
 
     source: str
     """Description of q, k and v, or of the texts and the model."""

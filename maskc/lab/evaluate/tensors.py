@@ -130,14 +130,18 @@ def tensors(
 
     Args:
         q: [layers, B, Hq, N, D] or [B, Hq, N, D], torch, NumPy or anything that torch reads.
-        k: as q with Hkv heads, which divide Hq.
-        v: as k with any last dimension; k itself when None, so that outputs mean little.
+        k: as q, with Hkv heads; Hkv divides Hq.
+        v: as k, with any last dimension. None uses k, and errors of outputs are then not
+            meaningful.
         base: what every layer sees without a pattern; causal() when None.
         scale: factor of q . k; D^-1/2 when None.
         softcap: scores become softcap * tanh(score / softcap).
-        sink_logits: [layers, Hq] or [Hq], a further logit of each head, whose key has no value.
-        source: where they are from, for reports.
+        sink_logits: [layers, Hq] or [Hq], one more logit per head in the denominator.
+        source: the origin of the tensors, for reports.
         device: where to compute; where the tensors are when None.
+
+    Returns:
+        The tensors of all layers.
 
     Raises:
         BadTensors: shapes do not fit (MC730).
@@ -195,12 +199,15 @@ def _check(source: str, q: Any, k: Any, v: Any) -> None:
 def read_npz(path: str | Path, *, base: Mask | None = None, device: object = None) -> Tensors:
     """Read the tensors of a file with arrays q, k and, for outputs, v.
 
-    It may have `scale`, where that is not D^-1/2, `softcap` and `sink_logits`, see `tensors`.
+    Optional arrays are `scale` (default D^-1/2), `softcap` and `sink_logits`, see `tensors`.
 
     Args:
-        path: *.npz, as `numpy.savez` writes it; nothing in it is unpickled.
+        path: an *.npz file as `numpy.savez` writes it. It is read without unpickling.
         base: what every layer sees without a pattern; causal() when None.
         device: where to compute; the CPU when None.
+
+    Returns:
+        The tensors of all layers.
 
     Raises:
         BadTensors: the file cannot be read, or arrays are missing or do not fit (MC730).
@@ -251,19 +258,22 @@ def capture(
 ) -> Tensors:
     """Capture q, k and v of a transformers model as its attention function receives them.
 
-    Rotary embeddings, scale, soft-cap, sink logits and position bias are the model's, as is the
-    mask of each layer: what is found of these tensors speaks of the model's own attention.
+    The tensors keep the model's rotary embeddings, scale, soft-cap, sink logits, position bias and
+    the mask of each layer. Results on them therefore hold for the model's own attention.
 
     Args:
         model: any model that uses transformers' attention interface.
         input_ids: [B, N] tokens, without padding.
         layers: which layers to keep; all of them when None.
-        compute: what computes attention; maskc when None.
+        compute: the attention function that runs the model; maskc when None.
+
+    Returns:
+        The tensors of the layers, by `LayerTensors`.
 
     Raises:
-        ModelNotServed: the model computes attention by itself (MC605).
-        BadTensors: no such layer called its attention, layers differ in their lengths, or one has
-            something that is not kept (MC730).
+        ModelNotServed: the model has its own attention code (MC605).
+        BadTensors: a layer did not call its attention, layers differ in their lengths, or a layer
+            uses an option that cannot be captured (MC730).
         ExtraMissing: transformers is not installed (MC507).
     """
     torch = torch_module()

@@ -226,15 +226,15 @@ def train(
     mask: Mask, task: Task, *, seeds: Sequence[int] = (0, 1, 2), recipe: Recipe | None = None,
     dense: Sequence[float] | None = None, progress: Callable[[str], object] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train with the mask and without: same first weights, same batches, same tokens.
+    """Train models with and without the mask, from the same initial weights on the same batches.
 
     Args:
         mask: it may read the task's data; each layer runs the task's base & the mask.
-        task: such as `copying()`.
-        seeds: of weights and batches; one pair of models each, at least two.
-        recipe: of the training.
-        dense: what `measured` gave without a mask for these seeds, if it is known.
-        progress: is told what comes next.
+        task: the task, such as `copying()`.
+        seeds: seeds of weights and batches, at least two. Each trains one pair of models.
+        recipe: training settings; defaults of `Recipe` when None.
+        dense: measures without the mask for these seeds, if known, as `measured` returned them.
+        progress: called with a description of the next step.
 
     Returns:
         Measures by seed, their mean difference with Student's interval, and the p-value of a

@@ -23,23 +23,23 @@ def show(
     mask: Mask, /, n: int | None = None, n_kv: int | None = None, *, other: Mask | None = None,
     n_heads: int | None = None, target: str | None = None, height: int = 640, **data: Any,
 ) -> Any:  # fmt: skip
-    """The explorer in a notebook: every pair of a mask, why it is live, its source and its price.
+    """Show the explorer in a notebook: each pair of a mask, why it is live, its source and cost.
 
-    `mask.show(n)` is a plain picture; this is the page of `maskc explore`, in a cell.
+    It is the page of `maskc explore` in a notebook cell; `mask.show(n)` draws a static picture.
 
     Args:
-        mask: any mask; widths and counts that are numbers in it become sliders.
+        mask: any mask; its widths and counts become sliders.
         n: queries to begin with; long enough to show the shape of the mask when None.
         n_kv: keys; n when None.
         other: a mask to compare with.
         n_heads: query heads, as in `Mask.dense`; 8 if needed but not given.
-        target: whose kernel is shown and priced; sm_90a when None.
-        height: of the cell, in pixels.
+        target: the target of the kernel and its predicted cost; sm_90a when None.
+        height: height of the cell in pixels.
         data: the arrays and parameters that the masks name.
 
     Returns:
-        A widget where anywidget is installed (`pip install 'maskc[notebook]'`), else what shows
-        the same page in a frame of its own; notebooks display both.
+        A widget if anywidget is installed (`pip install 'maskc[notebook]'`), otherwise an object
+        that shows the same page in an iframe. Notebooks display both.
 
     Raises:
         ExplorerTooLarge: the arrays are too large for a page (MC720).
