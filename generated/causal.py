@@ -1,4 +1,4 @@
-"""Each query sees itself and what came before.
+"""Each query sees itself and all earlier keys.
 
 Mask: causal()
 

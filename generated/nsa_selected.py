@@ -1,4 +1,4 @@
-"""The first and the last blocks, and the best of those between.
+"""The first and the last blocks, and the best blocks between them.
 
 Mask: causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)) | topk(13,
       of=causal() - (causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 -

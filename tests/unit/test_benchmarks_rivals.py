@@ -149,10 +149,10 @@ def test_bursts_of_four_take_turns(monkeypatch: pytest.MonkeyPatch):
 
 @needs_torch
 def test_a_gpu_waits_only_for_a_slower_host():
-    assert lead_for(queued=200e-6, once=0.5) == 0
-    assert lead_for(queued=400e-6, once=0.05) == pytest.approx(1200e-6)
-    assert lead_for(queued=1.0, once=0.05) == 4e-3
-    assert timing._lead(Timed(None), once=101.0) == 0  # without a call of it
+    assert lead_for(queued=200e-6, call_ms=0.5) == 0
+    assert lead_for(queued=400e-6, call_ms=0.05) == pytest.approx(1200e-6)
+    assert lead_for(queued=1.0, call_ms=0.05) == 4e-3
+    assert timing._lead(Timed(None), call_ms=101.0) == 0  # without a call of it
 
 
 # ------------------------------------------------------------------ compiling ahead

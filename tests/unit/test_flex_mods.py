@@ -405,7 +405,7 @@ def test_the_documentation_counts_them() -> None:
         ("score_mods", len(SCORE_MODS), len(REFUSED)),
         ("score_mods that are evaluated", len(EVALUATED_SCORES) + len(OF_ONE_INDEX), 0),
         ("score_mods with learned tensors", len(LEARNED), 0),
-        ("mask_mods that are followed", len(MASK_MODS), 0),
+        ("mask_mods that are traced", len(MASK_MODS), 0),
         ("mask_mods that are evaluated", len(EVALUATED_MODS), 0),
     ):
         assert re.search(rf"^\| {row} \| {right} \| {refused} \| 0 \|$", text, re.M), row

@@ -141,4 +141,4 @@ def test_the_command_prints_every_program_of_both_passes():
     for title in ("choice   4096 x 4096: ", "choice   backward, 4096 x 4096: "):
         assert title in result.stdout
     assert "128 x 128 persistent" in result.stdout
-    assert "not: only for deterministic=True" in result.stdout
+    assert "not: only with deterministic=True" in result.stdout

@@ -189,7 +189,9 @@ def machine_faults(job: Job, binary: Binary) -> list[str]:
     if both := binary.parts("operands of two kinds", f"{entry}_rows"):
         found.append(f"rows: {both} registers are operands of two kinds")
     found += [f"{op}: local memory" for op in ("LDL", "STL") if binary.count(op)]
-    found += [f"no {op}" for op in ("HGMMA", "UTMALDG", "UTMASTG") if not binary.count(op, entry)]
+    from_registers = job.mode == "persistent" and "ONE_Q = 1" in job.unit.text
+    stores = "STG" if from_registers else "UTMASTG"
+    found += [f"no {op}" for op in ("HGMMA", "UTMALDG", stores) if not binary.count(op, entry)]
     products, begun = binary.count("HGMMA", entry), binary.count(r"WARPGROUP\.ARRIVE", entry)
     if 2 * begun > products:
         found.append(f"{begun} groups for {products} products: they run one after another")
