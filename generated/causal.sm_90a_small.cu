@@ -60,7 +60,7 @@ constexpr int KEY_STEP = TILE_K;
 constexpr int SLABS = 2;
 constexpr int GROUPS = 1;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
-// Shared memory has room for one tile of q only, also in persistent blocks.
+// Whether shared memory has room for one tile of q only, also in persistent blocks.
 constexpr bool ONE_Q = 0;
 constexpr int BLOCKS = 2;  // blocks that an SM runs at once
 // Registers per thread (setmaxnreg) of the consumer and the producer warpgroups.
