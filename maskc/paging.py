@@ -3,7 +3,7 @@
 A plan holds the positions of the tokens of one step, and the pages of their keys; all layers of the
 step share it. One launch makes it on the GPU that holds the page table, NumPy makes it on a CPU.
 Kernels work on *blocks* of queries: the queries of a sequence are divided into blocks of one size.
-    In a launch, blocks are the sequences, each with its own positions.
+In a launch, blocks are the sequences, each with its own positions.
 """
 
 from __future__ import annotations

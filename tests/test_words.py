@@ -69,6 +69,7 @@ BROKEN = {
     "first word": '"""What a row holds."""',
     "first word in a method": 'class A:\n    def f(self):\n        """Of two rows the first."""',
     "first word of an attribute": 'X = 1\n"""Those that stay."""',
+    "indented paragraph": '"""Rows of tiles.\n\nEach has keys,\n    which come in order."""',
     "phrase 'but for'": "x = 1  # all rows, but for the last",
     "phrase 'is to be'": '"""The row is to be\n    written."""',
     "phrase 'that is to say'": "# twice, that is to say\n# for both sides",

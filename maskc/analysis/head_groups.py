@@ -1,9 +1,9 @@
 """Stage 4: the distinct masks of all heads with their facts, and alternative forms of these masks.
 
 A mask that regroups has parts: separate masks over residue classes. A mask that chooses single keys
-    is handled with two masks without a selection: the pairs it keeps if all candidates are chosen,
-    and the candidates themselves. All of these are analysed here, once, so that planning does not
-    return to an earlier stage.
+is handled with two masks without a selection: the pairs it keeps if all candidates are chosen,
+and the candidates themselves. All of these are analysed here, once, so that planning does not
+return to an earlier stage.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ def calibrate(forget: bool, as_json: bool) -> None:
     """Measure what the kernels cost on the first visible GPU.
 
     A call can run in several ways: with large or small tiles, persistent or not. maskc takes the
-        one with the lowest predicted time. The coefficients of the prediction ship for H100 and
-        H200 cards and are interpolated for other Hopper cards. This command measures them, in about
-        a minute, and stores them in the cache folder. Masks compiled afterwards use them.
+    one with the lowest predicted time. The coefficients of the prediction ship for H100 and
+    H200 cards and are interpolated for other Hopper cards. This command measures them, in about
+    a minute, and stores them in the cache folder. Masks compiled afterwards use them.
     """
     from datetime import date
 

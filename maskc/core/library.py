@@ -1,8 +1,8 @@
 """The static parts of kernels, and how a source includes them.
 
 A source is a *config header*: the mask, named constants, and the policies of a kernel. It ends with
-    `#include "sm90a/forward.cuh"`, a static file of templates/. `standing_alone` inlines the text
-    of all such files for the compiler.
+`#include "sm90a/forward.cuh"`, a static file of templates/. `standing_alone` inlines the text
+of all such files for the compiler.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Target:
         narrowest widths that they support.
 
         Tensors are not copied: loads fill the rest of each row with zeros in shared memory, and
-            stores end where rows in memory end. If there is no such width, the problem is returned
-            unchanged.
+        stores end where rows in memory end. If there is no such width, the problem is returned
+        unchanged.
         """
         dims = (problem.head_dim, problem.head_dim_v)
         if problem.dtype is DType.float8_e4m3fn or min(dims) < 1 or any(x % PIECE for x in dims):

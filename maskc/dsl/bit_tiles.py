@@ -20,7 +20,7 @@ def tiles_of(rows: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of tiles [sequences, heads, rows, columns], and the tiles [numbers, 64, 64].
 
     Entries beyond the matrix do not count: the last tile of a row is full if all of its pairs
-        inside the matrix are kept.
+    inside the matrix are kept.
 
     Args:
         rows: the matrix in stretches of queries, booleans [sequences, heads, queries, n_kv]; all

@@ -21,9 +21,9 @@ def param(name: str, default: int | float) -> Any:
     """A named number that may be changed at every call without recompiling.
 
     Use it for an integer that is data: the width of a window, a number of sinks, a limit in
-        `where`. `attn(q, k, v, name=value)` then passes another value. With a float default it is a
-        real number for score formulas (`mc.score`); torch tensors that require grad get their
-        gradient.
+    `where`. `attn(q, k, v, name=value)` then passes another value. With a float default it is a
+    real number for score formulas (`mc.score`); torch tensors that require grad get their
+    gradient.
 
     Args:
         name: the keyword under which calls pass the value.

@@ -1,7 +1,7 @@
 """Masks that other libraries describe by ranges: FlashMask per key, MagiAttention by slices.
 
 Ranges become arrays that a formula reads. They are data: a mask with other ranges of the same shape
-    uses the same kernels, and tile lists are built on the device that holds the arrays.
+uses the same kernels, and tile lists are built on the device that holds the arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copy a user's functions, with min, max, type and NumPy arrays replaced by traced versions.
 
 torch needs no copies, because its calls can be intercepted. Indexing a NumPy array and calling a
-    builtin bypass traced values. Both are replaced in all places where a function may find them:
-    globals, closure, defaults, containers and attributes of objects.
+builtin bypass traced values. Both are replaced in all places where a function may find them:
+globals, closure, defaults, containers and attributes of objects.
 """
 
 from __future__ import annotations

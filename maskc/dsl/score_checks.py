@@ -1,8 +1,8 @@
 """Check that a score formula is smooth enough for gradients.
 
 The derivative by the score must be finite for every pair with a weight. Parts that depend only on
-    indices and tables are not checked. log is allowed at 0: log(0) is -inf, so the pair has no
-    weight and its gradient is 0.
+indices and tables are not checked. log is allowed at 0: log(0) is -inf, so the pair has no
+weight and its gradient is 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Values that depend on an index and cannot be traced: tables, computed for the lengths of a call.
 
 In masks, anything that torch can compute from q alone, or from k alone, is evaluated for all
-    queries or keys and read from a table: bits of two integers (Morton order), rounded roots, sums
-    over a row of an array. Intermediate values, such as tensors with dimensions or real numbers,
-    are `Opaque`. Score formulas have tables over several indices, see `placed_scores`.
+queries or keys and read from a table: bits of two integers (Morton order), rounded roots, sums
+over a row of an array. Intermediate values, such as tensors with dimensions or real numbers,
+are `Opaque`. Score formulas have tables over several indices, see `placed_scores`.
 """
 
 from __future__ import annotations

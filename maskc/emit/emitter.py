@@ -1,7 +1,7 @@
 """Turn a plan into a bundle: source text from a template, and the recipes that belong to it.
 
 Nothing is decided here: tile, threads and memory come from the plan. Equal plans give equal bytes,
-    independent of Python's hash seed.
+independent of Python's hash seed.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class Binder:
         """Parameters, and data as int32 arrays.
 
         Data are identified by their content: an array that was changed in place counts as new, and
-            an array equal to one of a recent call costs only a comparison. Data on a GPU are copied
-            to the host every time, which waits for the device.
+        an array equal to one of a recent call costs only a comparison. Data on a GPU are copied
+        to the host every time, which waits for the device.
 
         Raises:
             DataMissing, DataUnknown, DataShape, DataType, DataRange, NotAnArray.

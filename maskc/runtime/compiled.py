@@ -913,7 +913,7 @@ class CompiledMask:
         """Origins of the tiles of each of `last_sources`.
 
         `closed form`: kernels compute a range of tiles. `host lists`: the host built the lists.
-            `device lists`: a kernel built them, from data on the GPU.
+        `device lists`: a kernel built them, from data on the GPU.
         """
         plan = self._last[1]
         return () if plan is None else plan.layouts

@@ -40,7 +40,7 @@ def default_target(problem: Problem | None = None) -> str:
 
     `sm_90a` on Hopper (capability 9.0), `sm_80` from capability 8.0 on, and `simt` from 7.0 on
     where these have no kernel for the problem. Never raises: returns `cpu` if there is no driver,
-        device or CuPy, or no CUDA kernel for the problem.
+    device or CuPy, or no CUDA kernel for the problem.
 
     Args:
         problem: what the kernel is for, where it is known.

@@ -1,7 +1,7 @@
 """Attention in E4M3: q, k and v of one byte an element, with a factor for each head.
 
 Only Hopper has E4M3 kernels. On other targets q, k and v are first converted and scaled, and the
-    default kernels run: in fp32 on a CPU, in bfloat16 on other cards.
+default kernels run: in fp32 on a CPU, in bfloat16 on other cards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The score formula in calls: its tables and parameters.
 
 Kernels read them from a block after `struct Attention`. Plans do not depend on this block: a call
-    uses the plan of its mask and fills the block from its arguments.
+uses the plan of its mask and fills the block from its arguments.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class ScoreReader:
     """Gives kernels with a score formula its tables and parameters, see `mc.score`.
 
     Calls pass them by name, like the data of the mask: numbers, and arrays on the device of q of
-        any floating dtype (kernels compute in fp32). Dimensions of size 1 and missing leading
-        dimensions broadcast. Torch tensors that require grad get their gradient; a backward pass
-        returns the gradients of all arrays that the call passed.
+    any floating dtype (kernels compute in fp32). Dimensions of size 1 and missing leading
+    dimensions broadcast. Torch tensors that require grad get their gradient; a backward pass
+    returns the gradients of all arrays that the call passed.
     """
 
     def __init__(self, inputs: Inputs, bundle: Bundle, target: Target, reads_data: bool) -> None:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,10 @@ def words(sentence: str) -> int:
 
 # ------------------------------------------------------------------ rules
 
+SECTION = re.compile(r"^(?:Args|Returns|Raises|Warns|Yields|Attributes):", re.MULTILINE)
+INDENTED = re.compile(r"^(?!- |\d+\. )\S.*[^:\s]\n {4}\S.*", re.MULTILINE)
+"""A line of a paragraph, and one behind it that is indented as if it belonged to a list."""
+
 
 def findings(files: Iterable[Path]) -> Iterator[Finding]:
     """Yield everything in some files that breaks a rule about words."""
@@ -168,6 +173,8 @@ def findings(files: Iterable[Path]) -> Iterator[Finding]:
                 continue
             if FIRST_WORDS.match(text.strip()):
                 yield Finding("first word", file, line, flat)
+            if hit := INDENTED.search(SECTION.split(cleandoc(text))[0]):
+                yield Finding("indented paragraph", file, line, hit[0].strip())
             for sentence in sentences(text):
                 if words(sentence) > MOST_WORDS:
                     yield Finding("long sentence", file, line, sentence)

@@ -5,9 +5,9 @@ Two ways lead to the same kernels. Plain eager calls go straight to the compiled
 a dispatch mode, a tensor subclass) sees `torch.ops.maskc.attention`.
 
 Why two: a torch operator with a kernel and a derivative in Python passes the dispatcher and its
-    wrappers several times. For one query on a CPU, the compiled mask by itself takes 10 us. A call
-    without gradients takes 15 us directly and 29 us as an operator. With gradients the forward pass
-    takes 27 us compared with 105 us, and forward and backward 94 us compared with 217 us.
+wrappers several times. For one query on a CPU, the compiled mask by itself takes 10 us. A call
+without gradients takes 15 us directly and 29 us as an operator. With gradients the forward pass
+takes 27 us compared with 105 us, and forward and backward 94 us compared with 217 us.
 """
 
 from __future__ import annotations

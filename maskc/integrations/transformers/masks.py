@@ -1,10 +1,10 @@
 """Mask functions of transformers as masks.
 
 transformers composes a mask from closures: causal, sliding, chunked, packed, images, and additions
-    of a user. Closures of `transformers.masking_utils` are recognised by their code objects, never
-    by name. They become combinators with named data, so that one mask and one kernel serve every
-    step. All others are traced, with their tensors as captured data; if that fails, an error is
-    raised.
+of a user. Closures of `transformers.masking_utils` are recognised by their code objects, never
+by name. They become combinators with named data, so that one mask and one kernel serve every
+step. All others are traced, with their tensors as captured data; if that fails, an error is
+raised.
 """
 
 from __future__ import annotations

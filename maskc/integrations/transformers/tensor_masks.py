@@ -58,8 +58,8 @@ def parts_of(tensor: Any) -> Parts:
 
     On a CPU the tensor is read, once for all layers that get it: everything, causal masks, keys
     that all queries see and one run of keys for each query are recognised. On a GPU, and in a graph
-        of torch.compile, the host reads nothing: dimensions of size 1 are used, everything else
-        becomes a table on the device, and numbers are always added to scores.
+    of torch.compile, the host reads nothing: dimensions of size 1 are used, everything else
+    becomes a table on the device, and numbers are always added to scores.
     """
     import torch
 

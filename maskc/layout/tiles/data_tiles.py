@@ -1,8 +1,8 @@
 """Masks that read data: the part that is known without the data.
 
 The terms without data are laid out once per lengths: the tiles that some data could make live. If
-    data are on a device, its kernels drop the tiles that the data rule out, see
-    templates/common/tile_lists.cu.j2.
+data are on a device, its kernels drop the tiles that the data rule out, see
+templates/common/tile_lists.cu.j2.
 """
 
 from __future__ import annotations

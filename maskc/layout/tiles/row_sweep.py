@@ -6,7 +6,7 @@ documents, holds for the keys from some key on, or up to one. All such compariso
 row into stretches, inside which the mask says something of the key alone: a prefix sum over the
 keys counts that. One comparison of identities u(q) == v(k) may be left, as in documents in any
 order: prefix sums over the keys sorted by identity count it. Everything is O(rows + keys) except
-    for sorting.
+for sorting.
 
 Where a stretch is all live or all dead, tile rows follow from where stretches begin and end.
 """

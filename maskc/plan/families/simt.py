@@ -4,8 +4,8 @@ One block of 16 x 16 threads has a tile of 64 x 64 pairs. A thread has 4 x 4 of 
 numbers of each strip of 64 columns of a result. Rows of any length pass through 35 KiB of shared
 memory in pieces of DEPTH elements, so no card needs an opt-in for more. Registers grow with the
 head dimension: 16 per strip. Forward passes and dq hold all strips of a row: eight at 512 elements.
-    dk and dv together may have sixteen. Beyond eight, several blocks share a tile column, and each
-    recomputes the scores for its strips.
+dk and dv together may have sixteen. Beyond eight, several blocks share a tile column, and each
+recomputes the scores for its strips.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ No gain:
 - Three or two stages at D 64.
 
 Slower: at D 64, persistent blocks in which each warpgroup first checks whether it sees anything of
-    a tile. The check needs too many registers.
+a tile. The check needs too many registers.
 """
 
 from __future__ import annotations

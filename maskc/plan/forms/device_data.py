@@ -32,7 +32,7 @@ def matches(plan: KernelPlan) -> bool:
     """Whether the masks of all heads read arrays of a call, if any, and run whole, in lists.
 
     Parts over listed tokens are allowed: the host runs them, or the device if the mask declares an
-        upper bound on the tokens (`at_most`).
+    upper bound on the tokens (`at_most`).
     """
     split = plan.parts and not any(part.listed for part in plan.parts)
     if split or plan.use_ranges or plan.distances or any(mask.ir.selections for mask in plan.masks):

@@ -35,7 +35,7 @@ def listed(plan: KernelPlan) -> KernelPlan:
     """Return the forward plan, with permission to build tile lists on the device.
 
     Rows are then never split, even with lists from the host: the host cannot know in time how much
-        memory the parts would take.
+    memory the parts would take.
     """
     schedule, work = plan.schedule, plan.schedule.work
     if work is not None:

@@ -1,10 +1,10 @@
 """Record the launches of a call instead of launching them.
 
 A library that compiles whole programs, such as JAX, has no arrays when it needs to know how a call
-    runs: it has shapes. The call is then made with `Blank` arrays. Their addresses encode a buffer
-    and an offset. Every launch stores its argument block, and the addresses in it are found again
-    and relocated. This works for all kinds of plans without changes to them: in parts, over packed
-    rows, or with lists built on the device.
+runs: it has shapes. The call is then made with `Blank` arrays. Their addresses encode a buffer
+and an offset. Every launch stores its argument block, and the addresses in it are found again
+and relocated. This works for all kinds of plans without changes to them: in parts, over packed
+rows, or with lists built on the device.
 """
 
 from __future__ import annotations
