@@ -21,6 +21,10 @@ FN struct PoolStages pool_stages(struct Shared &s) {
             s.pool_v_full, s.pool_v_free, s.started, s.first_word, s.pool_next, s.row};
 }
 
+// Two numbers that bf16 holds exactly.
+FN u32 upper_halves(float low, float high) {
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
 // Four numbers of E4M3 as two pairs in storage precision, which holds them exactly.
 FN uint2 widen(u32 four) {
     if constexpr (BFLOAT16) {
@@ -38,7 +42,7 @@ FN uint2 widen(u32 four) {
             "cvt.f32.f16 %2, low;\n"
             "cvt.f32.f16 %3, high;\n"
             "}" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(four));
-        return make_uint2(pack(a, b), pack(c, d));
+        return make_uint2(upper_halves(a, b), upper_halves(c, d));
     } else {
         uint2 pairs;
         asm("{\n"
@@ -51,36 +55,78 @@ FN uint2 widen(u32 four) {
     }
 }
 
-// Sixteen columns of a row become two pieces of an operand. A warp reads consecutive pieces. Half
-// of the lanes write their second piece first; eight lanes then write to different banks.
+// Converts every third group of eight rows, from group `turn` on. At each step a warp converts 64
+// columns of four rows, or the last 32 of eight. A lane reads eight columns and writes 16 bytes of
+// an operand; its row is such that neither reads nor writes conflict in banks.
+//
+// The bytes go back to the copying thread (`read`) as soon as all of them are in registers. Writes
+// begin once the consumers have read the tile before (`free`).
 template <int DIM>
-FN void convert_tile(unsigned char *to, const unsigned char *from) {
-    constexpr i32 PIECES = DIM / 16;
-#pragma unroll 2
-    for (i32 i = threadIdx.x - 32; i < TILE_K * PIECES; i += 32 * CONVERTING_WARPS) {
-        const u32 row = (u32)i / PIECES, piece = (u32)i % PIECES;
-        const uint4 x = *(const uint4 *)(from + piece / 8 * K_SLAB + swizzled(row, piece % 8));
-        unsigned char *const slab = to + piece / 4 * K_SLAB;
-        const u32 second = piece / 4 % 2;
-        const uint2 a = widen(second ? x.z : x.x), b = widen(second ? x.w : x.y);
-        *(uint4 *)(slab + swizzled(row, piece % 4 * 2 + second)) = make_uint4(a.x, a.y, b.x, b.y);
-        const uint2 c = widen(second ? x.x : x.z), d = widen(second ? x.y : x.w);
-        *(uint4 *)(slab + swizzled(row, piece % 4 * 2 + 1 - second)) =
-            make_uint4(c.x, c.y, d.x, d.y);
+FN void convert_tile(unsigned char *to, const unsigned char *from, u64 &read, u64 &free,
+                     u32 parity, u32 turn) {
+    constexpr int GROUPS_OF_ROWS = TILE_K / 8, STEPS = DIM / 32;
+    constexpr int TURNS = (GROUPS_OF_ROWS + CONVERTING_WARPS - 1) / CONVERTING_WARPS;
+    constexpr int AT_ONCE = STEPS > 4 ? 1 : TURNS * STEPS > 12 ? 12 / STEPS : TURNS;
+    constexpr u32 GROUP = 8 * SLAB_ROW;  // bytes
+    const u32 lane = threadIdx.x % 32;
+    const u32 row = lane / 8 % 2 * 4 + lane / 16, piece = lane % 8;
+    const u32 late_row = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16, late_piece = lane % 4;
+    // Offsets at step `i`. Rows of the odd steps are two further on.
+    const auto source = [=](int i) {
+        if (DIM % 64 && i == STEPS - 1)
+            return turn * GROUP + i / 4 * K_SLAB
+                   + swizzled(late_row, i / 2 % 2 * 4 + late_piece / 2) + late_piece % 2 * 8;
+        const u32 first = turn * GROUP + swizzled(row, piece / 2) + piece % 2 * 8;
+        return i / 4 * K_SLAB + (first ^ (i % 2 * 2 * (SLAB_ROW + 16)) ^ (i / 2 % 2 * 64));
+    };
+    const auto target = [=](int i) {
+        if (DIM % 64 && i == STEPS - 1)
+            return turn * GROUP + i / 2 * K_SLAB + swizzled(late_row, late_piece);
+        const u32 first = turn * GROUP + swizzled(row, piece);
+        return i / 2 * K_SLAB + (first ^ (i % 2 * 2 * (SLAB_ROW + 16)));
+    };
+#pragma unroll
+    for (int first = 0; first < TURNS; first += AT_ONCE) {
+        uint2 x[AT_ONCE][STEPS];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const u32 further = (first + j) * CONVERTING_WARPS;
+            if (further + CONVERTING_WARPS > GROUPS_OF_ROWS && turn + further >= GROUPS_OF_ROWS)
+                break;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++)
+                x[j][i] = *(const uint2 *)(from + source(i) + further * GROUP);
+        }
+        if (first + AT_ONCE >= TURNS) {
+            __syncwarp();
+            if (lane == 0) arrive(read);
+        }
+        if (first == 0) wait(free, parity);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const u32 further = (first + j) * CONVERTING_WARPS;
+            if (further + CONVERTING_WARPS > GROUPS_OF_ROWS && turn + further >= GROUPS_OF_ROWS)
+                break;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                const uint2 low = widen(x[j][i].x), high = widen(x[j][i].y);
+                *(uint4 *)(to + target(i) + further * GROUP) =
+                    make_uint4(low.x, low.y, high.x, high.y);
+            }
+        }
     }
 }
-// Hands a converted tile to the consumers, and its bytes back to the copying thread.
-FN void hand_on(u64 &full, u64 &free) {
+// Hands a converted tile to the consumers.
+FN void hand_on(u64 &full) {
     publish_writes();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        arrive(free);
-        arrive(full);
-    }
+    if (threadIdx.x % 32 == 0) arrive(full);
 }
 
 FN void convert_tiles(struct Shared &shared) {
     Ring<STAGES> stage;
+    // Groups of rows do not divide by warps: the warp that has one more is another in each tile.
+    u32 turn = threadIdx.x / 32 - 1;
     wait(shared.started, 0);
     i32 word = shared.first_word;
 #pragma unroll 1
@@ -88,14 +134,16 @@ FN void convert_tiles(struct Shared &shared) {
         const i32 at = stage.at;
         wait(shared.pool_k_full[at], stage.phase);
         word = shared.pool_next[at];
-        wait(shared.k_free[at], stage.phase ^ 1);
+        convert_tile<HEAD_DIM>(shared.k[at], shared.pool_k[at], shared.pool_k_free[at],
+                               shared.k_free[at], stage.phase ^ 1, turn);
         if (threadIdx.x == 32) shared.next[at] = word;
-        convert_tile<HEAD_DIM>(shared.k[at], shared.pool_k[at]);
-        hand_on(shared.k_full[at], shared.pool_k_free[at]);
+        hand_on(shared.k_full[at]);
+        turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         wait(shared.pool_v_full[at], stage.phase);
-        wait(shared.v_free[at], stage.phase ^ 1);
-        convert_tile<HEAD_DIM_V>(shared.v[at], shared.pool_v[at]);
-        hand_on(shared.v_full[at], shared.pool_v_free[at]);
+        convert_tile<HEAD_DIM_V>(shared.v[at], shared.pool_v[at], shared.pool_v_free[at],
+                                 shared.v_free[at], stage.phase ^ 1, turn);
+        hand_on(shared.v_full[at]);
+        turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         stage.next();
     }
 }
