@@ -21,96 +21,86 @@ FN struct PoolStages pool_stages(struct Shared &s) {
             s.pool_v_full, s.pool_v_free, s.started, s.first_word, s.pool_next, s.row};
 }
 
-// Two numbers that bf16 holds exactly.
-FN u32 upper_halves(float low, float high) {
-    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+// Four E4M3 codes as two pairs of f16, which holds them exactly, NaN included.
+FN uint2 in_f16(u32 codes) {
+    uint2 pairs;
+    asm("{\n"
+        ".reg .b16 first, second;\n"
+        "mov.b32 {first, second}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, second;\n"
+        "}" : "=r"(pairs.x), "=r"(pairs.y) : "r"(codes));
+    return pairs;
 }
-// Four numbers of E4M3 as two pairs in storage precision, which holds them exactly.
-FN uint2 widen(u32 four) {
-    if constexpr (BFLOAT16) {
-        float a, b, c, d;
-        asm("{\n"
-            ".reg .b16 first, second, low, high;\n"
-            ".reg .b32 pair;\n"
-            "mov.b32 {first, second}, %4;\n"
-            "cvt.rn.f16x2.e4m3x2 pair, first;\n"
-            "mov.b32 {low, high}, pair;\n"
-            "cvt.f32.f16 %0, low;\n"
-            "cvt.f32.f16 %1, high;\n"
-            "cvt.rn.f16x2.e4m3x2 pair, second;\n"
-            "mov.b32 {low, high}, pair;\n"
-            "cvt.f32.f16 %2, low;\n"
-            "cvt.f32.f16 %3, high;\n"
-            "}" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(four));
-        return make_uint2(upper_halves(a, b), upper_halves(c, d));
-    } else {
-        uint2 pairs;
-        asm("{\n"
-            ".reg .b16 first, second;\n"
-            "mov.b32 {first, second}, %2;\n"
-            "cvt.rn.f16x2.e4m3x2 %0, first;\n"
-            "cvt.rn.f16x2.e4m3x2 %1, second;\n"
-            "}" : "=r"(pairs.x), "=r"(pairs.y) : "r"(four));
-        return pairs;
-    }
+// A pair of f16 in storage precision.
+FN u32 stored(u32 pair) {
+    if (!BFLOAT16) return pair;
+    float a, b;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(a), "=f"(b) : "r"(pair));
+    return pack(a, b);
 }
+// Keys meet q, and so have its type. Hopper converts E4M3 to f16 only: for four codes, bf16 takes
+// eight instructions and f16 two. Values meet p, which is in f16, see operands_halves.cuh.
+FN uint2 as_keys(u32 codes) {
+    const uint2 pairs = in_f16(codes);
+    return make_uint2(stored(pairs.x), stored(pairs.y));
+}
+FN uint2 as_values(u32 codes) { return in_f16(codes); }
 
-// Converts every third group of eight rows, from group `turn` on. At each step a warp converts 64
-// columns of four rows, or the last 32 of eight. A lane reads eight columns and writes 16 bytes of
-// an operand; its row is such that neither reads nor writes conflict in banks.
+// Converts a warp's share of a tile: every third group of eight rows, from group `turn` on. A lane
+// reads eight codes at a time and writes them as 16 bytes of an operand; 32 columns of the eight
+// rows are a step of the warp. Lanes take the rows in such an order that neither reads nor writes
+// conflict in banks.
 //
-// The bytes go back to the copying thread (`read`) as soon as all of them are in registers. Writes
-// begin once the consumers have read the tile before (`free`).
-template <int DIM>
+// Loads come before conversions: shared memory answers after about 30 cycles, and three warps do
+// not hide that. The copying thread gets the stage back (`read`) once all codes are in registers.
+// Writes begin when the consumers have read the previous tile (`free`).
+template <int DIM, uint2 (&CONVERT)(u32)>
 FN void convert_tile(unsigned char *to, const unsigned char *from, u64 &read, u64 &free,
                      u32 parity, u32 turn) {
     constexpr int GROUPS_OF_ROWS = TILE_K / 8, STEPS = DIM / 32;
-    constexpr int TURNS = (GROUPS_OF_ROWS + CONVERTING_WARPS - 1) / CONVERTING_WARPS;
-    constexpr int AT_ONCE = STEPS > 4 ? 1 : TURNS * STEPS > 12 ? 12 / STEPS : TURNS;
-    constexpr u32 GROUP = 8 * SLAB_ROW;  // bytes
+    constexpr int SHARE = (GROUPS_OF_ROWS + CONVERTING_WARPS - 1) / CONVERTING_WARPS;  // groups
+    // Groups that are loaded before the first is converted: as many as registers hold.
+    constexpr int MOST = STEPS > 4 ? 1 : 12 / STEPS, AT_ONCE = MOST < SHARE ? MOST : SHARE;
     const u32 lane = threadIdx.x % 32;
-    const u32 row = lane / 8 % 2 * 4 + lane / 16, piece = lane % 8;
-    const u32 late_row = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16, late_piece = lane % 4;
-    // Offsets at step `i`. Rows of the odd steps are two further on.
-    const auto source = [=](int i) {
-        if (DIM % 64 && i == STEPS - 1)
-            return turn * GROUP + i / 4 * K_SLAB
-                   + swizzled(late_row, i / 2 % 2 * 4 + late_piece / 2) + late_piece % 2 * 8;
-        const u32 first = turn * GROUP + swizzled(row, piece / 2) + piece % 2 * 8;
-        return i / 4 * K_SLAB + (first ^ (i % 2 * 2 * (SLAB_ROW + 16)) ^ (i / 2 % 2 * 64));
-    };
-    const auto target = [=](int i) {
-        if (DIM % 64 && i == STEPS - 1)
-            return turn * GROUP + i / 2 * K_SLAB + swizzled(late_row, late_piece);
-        const u32 first = turn * GROUP + swizzled(row, piece);
-        return i / 2 * K_SLAB + (first ^ (i % 2 * 2 * (SLAB_ROW + 16)));
+    const u32 row = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16, eight = lane % 4;
+    from += turn * 8 * SLAB_ROW;
+    to += turn * 8 * SLAB_ROW;
+    const u32 source = swizzled(row, eight / 2) + eight % 2 * 8, target = swizzled(row, eight);
+    // Whether the warp has a group `i`: only the last one may be missing.
+    const auto has = [=](int i) {
+        return (i + 1) * CONVERTING_WARPS <= GROUPS_OF_ROWS
+            || turn + i * CONVERTING_WARPS < GROUPS_OF_ROWS;
     };
 #pragma unroll
-    for (int first = 0; first < TURNS; first += AT_ONCE) {
-        uint2 x[AT_ONCE][STEPS];
+    for (int first = 0; first < SHARE; first += AT_ONCE) {
+        uint2 codes[AT_ONCE][STEPS];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const u32 further = (first + j) * CONVERTING_WARPS;
-            if (further + CONVERTING_WARPS > GROUPS_OF_ROWS && turn + further >= GROUPS_OF_ROWS)
-                break;
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!has(first + i)) break;
+            const auto group = from + (first + i) * CONVERTING_WARPS * 8 * SLAB_ROW;
 #pragma unroll
-            for (int i = 0; i < STEPS; i++)
-                x[j][i] = *(const uint2 *)(from + source(i) + further * GROUP);
+            for (int j = 0; j < STEPS; j++)
+                codes[i][j] = *(const uint2 *)(group + j / 4 * K_SLAB + (source ^ j % 4 * 32));
         }
-        if (first + AT_ONCE >= TURNS) {
+        if (first + AT_ONCE >= SHARE) {
             __syncwarp();
             if (lane == 0) arrive(read);
         }
         if (first == 0) wait(free, parity);
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const u32 further = (first + j) * CONVERTING_WARPS;
-            if (further + CONVERTING_WARPS > GROUPS_OF_ROWS && turn + further >= GROUPS_OF_ROWS)
-                break;
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!has(first + i)) break;
+            const auto group = to + (first + i) * CONVERTING_WARPS * 8 * SLAB_ROW;
 #pragma unroll
-            for (int i = 0; i < STEPS; i++) {
-                const uint2 low = widen(x[j][i].x), high = widen(x[j][i].y);
-                *(uint4 *)(to + target(i) + further * GROUP) =
+            for (int j = 0; j < STEPS; j++) {
+                const uint2 low = CONVERT(codes[i][j].x), high = CONVERT(codes[i][j].y);
+                *(uint4 *)(group + j / 2 * K_SLAB + (target ^ j % 2 * 64)) =
                     make_uint4(low.x, low.y, high.x, high.y);
             }
         }
@@ -134,14 +124,15 @@ FN void convert_tiles(struct Shared &shared) {
         const i32 at = stage.at;
         wait(shared.pool_k_full[at], stage.phase);
         word = shared.pool_next[at];
-        convert_tile<HEAD_DIM>(shared.k[at], shared.pool_k[at], shared.pool_k_free[at],
-                               shared.k_free[at], stage.phase ^ 1, turn);
+        convert_tile<HEAD_DIM, as_keys>(shared.k[at], shared.pool_k[at], shared.pool_k_free[at],
+                                        shared.k_free[at], stage.phase ^ 1, turn);
         if (threadIdx.x == 32) shared.next[at] = word;
         hand_on(shared.k_full[at]);
         turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         wait(shared.pool_v_full[at], stage.phase);
-        convert_tile<HEAD_DIM_V>(shared.v[at], shared.pool_v[at], shared.pool_v_free[at],
-                                 shared.v_free[at], stage.phase ^ 1, turn);
+        convert_tile<HEAD_DIM_V, as_values>(shared.v[at], shared.pool_v[at],
+                                            shared.pool_v_free[at], shared.v_free[at],
+                                            stage.phase ^ 1, turn);
         hand_on(shared.v_full[at]);
         turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         stage.next();
