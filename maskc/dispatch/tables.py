@@ -15,7 +15,7 @@ from maskc.core import expr as E
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
@@ -364,8 +364,11 @@ def make_slot(
         (batch, sizes.batch, "sequences of q"),
     ):
         if actual not in (1, wanted):
-            expected = f"{wanted} (the {what}) or 1 in place of {actual}"
-            raise DataShape(decl.name, values.shape, expected, at=decl.name)
+            are_given = isinstance(values, Chosen) and decl.kind is DataKind.key_lists
+            shape = values.lists.shape if are_given else values.shape
+            or_one = " or 1" if wanted > 1 else ""
+            expected = f"{wanted} (the {what}){or_one} in place of {actual}"
+            raise DataShape(decl.name, shape, expected, at=decl.name)
     if isinstance(values, Chosen):
         values = values.bits() if as_bits else values.lists
     return Slot(values.reshape(batch, heads, *values.shape[values.ndim - decl.rank :]))
