@@ -10,10 +10,10 @@ constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB;
 [[maybe_unused]] constexpr u32 V_STAGE = VALUE_SLABS * K_SLAB;  // bytes of a stage of v
 
 #if E4M3_POOLS
-// Values of E4M3 pools and p are in f16: one instruction converts two codes to f16, and p gets three
-// more bits than in bf16. f16 ends at 65504 and has all its bits from 2^-14 on. Therefore all
-// exponentials are scaled by 2^RAISED: p stays below 2^(STALE + RAISED), and keys of long rows count
-// down to 2^-32 of the row's largest weight.
+// p and the values of E4M3 pools are in f16: one instruction converts two codes to f16, and p has
+// three more bits than in bf16. f16 ends at 65504 and loses bits below 2^-14. Therefore all
+// exponentials are scaled by 2^RAISED: p stays below 2^(STALE + RAISED), and keys of long rows
+// count down to 2^-32 of the row's largest weight.
 constexpr float STALE = 8.0f, RAISED = 7.0f;
 FN float base_of(float top, float unit) { return fmaf(-top, unit, RAISED); }
 
