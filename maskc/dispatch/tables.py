@@ -364,8 +364,9 @@ def make_slot(
         (batch, sizes.batch, "sequences of q"),
     ):
         if actual not in (1, wanted):
-            are_given = isinstance(values, Chosen) and decl.kind is DataKind.key_lists
-            shape = values.lists.shape if are_given else values.shape
+            shape = values.shape
+            if isinstance(values, Chosen) and decl.kind is DataKind.key_lists:
+                shape = values.lists.shape  # as the caller gave them
             or_one = " or 1" if wanted > 1 else ""
             expected = f"{wanted} (the {what}){or_one} in place of {actual}"
             raise DataShape(decl.name, shape, expected, at=decl.name)
