@@ -40,7 +40,7 @@ def _rewritten(node: Expr) -> Expr | None:
                 return normal(bounded)
             spelled = E.conj(*map(normal, terms))
             divided = _in_one_class(spelled)
-            return normal(divided) if divided != spelled else _on_lines(spelled)
+            return normal(divided) if divided != spelled else _on_lines(_by_blocks(spelled))
         case E.Any(terms):
             return _on_lines(_by_blocks(E.disj(*map(normal, terms))))
         case E.FloorDiv(num, den):
@@ -50,9 +50,9 @@ def _rewritten(node: Expr) -> Expr | None:
         case E.Cmp(">=", lhs):
             return E.conj(*map(_in_blocks, _sides(normal(lhs))))
         case E.Cmp("==", lhs):
-            return E.equals_zero(_one_residue(normal(lhs)))
+            return _equal(_one_residue(normal(lhs)))
         case E.Cmp(_, lhs):
-            return E.negate(E.equals_zero(_one_residue(normal(lhs))))
+            return E.negate(_equal(_one_residue(normal(lhs))))
     return None
 
 
@@ -149,7 +149,29 @@ def _in_blocks(lhs: Expr) -> Expr:
         blocks = ((c // den, t) for c, t in terms if c % den == 0)
         block = E.floordiv(E.add(token, E.const(start)), den)
         return _in_blocks(E.linear(whole // den, (*blocks, (sign, block))))
-    return E.at_least_zero(lhs)
+    return _undivided_bound(E.at_least_zero(lhs))
+
+
+def _undivided_bound(bound: Expr) -> Expr:
+    """The condition that a number is at least 0; of one quotient about what is divided."""
+    if isinstance(bound, E.Cmp):
+        match E.split_linear(bound.lhs):
+            case constant, ((1, E.FloorDiv(num, den)),):
+                return _in_blocks(E.add(num, E.const(den * constant)))
+            case constant, ((-1, E.FloorDiv(num, den)),):
+                return _in_blocks(E.sub(E.const(den * (constant + 1) - 1), num))
+    return bound
+
+
+def _equal(lhs: Expr) -> Expr:
+    """The condition lhs == 0; of one quotient two bounds."""
+    equal = E.equals_zero(lhs)
+    match equal:
+        case E.Cmp("==", E.Sum(_, ((1, E.FloorDiv()),))) | E.Cmp("==", E.FloorDiv()):
+            return E.conj(*map(_undivided_bound, (
+                E.at_least_zero(equal.lhs), E.at_least_zero(E.scale(-1, equal.lhs)),
+            )))  # fmt: skip
+    return equal
 
 
 def _one_residue(lhs: Expr) -> Expr:
@@ -210,24 +232,34 @@ def _undivided(term: Expr, equal: set[tuple[Expr, int]]) -> Expr:
 
 
 def _by_blocks(node: Expr) -> Expr:
-    """Keep earlier tokens and those of the same block, of an `or`, as earlier blocks."""
-    if not isinstance(node, E.Any):
+    """Compare blocks by order where one term compares tokens, and another says that their blocks
+    are equal (of an `or`) or differ (of an `and`)."""
+    if not isinstance(node, (E.All, E.Any)):
         return node
-    lines = [term.lhs for term in node.terms if isinstance(term, E.Cmp) and term.op == ">="]
-    return E.disj(*(_with_earlier(term, lines) for term in node.terms))
+    lines = {term.lhs for term in node.terms if isinstance(term, E.Cmp) and term.op == ">="}
+    if isinstance(node, E.All):
+        return E.conj(*(_in_order(term, "!=", lines) for term in node.terms))
+    return E.disj(*(_in_order(term, "==", lines) for term in node.terms))
 
 
-def _with_earlier(term: Expr, lines: list[Expr]) -> Expr:
-    """Both blocks are equal, or one is later where its token is: then the first is not earlier."""
-    if not isinstance(term, E.Cmp) or term.op != "==":
+def _in_order(term: Expr, op: str, lines: set[Expr]) -> Expr:
+    """With x >= y or x > y, equal blocks say x // d >= y // d, and others say x // d > y // d.
+
+    Args:
+        term, op: the comparison of two blocks.
+        lines: what other terms say is at least 0.
+    """
+    if not isinstance(term, E.Cmp) or term.op != op:
         return term
-    match E.split_linear(term.lhs):
-        case 0, ((one, E.FloorDiv(left, den)), (other, E.FloorDiv(right, same))):
-            for sign, difference in ((1, E.sub(left, right)), (-1, E.sub(right, left))):
-                # x >= y and x > y both say as much about blocks
-                later = {difference, E.sub(difference, E.const(1))}
-                if den == same and (one, other) == (1, -1) and not later.isdisjoint(lines):
-                    return E.at_least_zero(E.scale(sign, term.lhs))
+    constant, terms = E.split_linear(term.lhs)
+    match terms:
+        case (1, E.FloorDiv(left, den)), (-1, E.FloorDiv(right, same)) if den == same:
+            difference = E.linear(den * constant, ((1, left), (-1, right)))
+            for sign in (1, -1):
+                ahead = E.scale(sign, difference)
+                if lines & {ahead, E.sub(ahead, E.const(1))}:
+                    blocks = E.scale(sign, term.lhs)
+                    return E.at_least_zero(blocks if op == "==" else E.sub(blocks, E.const(1)))
     return term
 
 

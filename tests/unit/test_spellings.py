@@ -126,6 +126,22 @@ PAIRS = {
         mc.where(lambda q, k: k // 64 <= q // 64),
         mc.where(lambda q, k: (k <= q) | (k // 64 == q // 64)),
     ),
+    "earlier blocks": (
+        mc.where(lambda q, k: k // 64 < q // 64),
+        mc.where(lambda q, k: (k < q) & (k // 64 != q // 64)),
+    ),
+    "a few blocks": (
+        mc.where(lambda q, k: (k // 64 <= q // 64) & (q // 64 - k // 64 <= 4)),
+        mc.where(lambda q, k: (q // 64 - k // 64) // 5 == 0),
+    ),
+    "block diffusion by differing blocks": (
+        BLOCK_DIFFUSION,
+        mc.where(lambda q, k: (
+            ((q < HALF) & (k < HALF) & (q // 32 == k // 32))
+            | ((q < HALF) & (k >= HALF) & (k - HALF < q) & ((k - HALF) // 32 != q // 32))
+            | ((q >= HALF) & (k >= HALF) & ((k <= q) | (q // 32 == k // 32)))
+        )),
+    ),
     "near blocks": (
         mc.where(lambda q, k: abs(q // 256 - k // 256) <= 1),
         mc.where(lambda q, k: (q // 256 == k // 256) | (q // 256 == k // 256 + 1)
@@ -386,7 +402,11 @@ def test_bounds_of_tokens_settle_residues(compared, bounds) -> None:
         (E.disj(E.gt(E.Q, E.K), E.eq(E.Q, E.K)), E.ge(E.Q, E.K)),
         (E.disj(E.ge(E.Q, E.K), E.eq(E.floordiv(E.Q, 8), E.floordiv(E.K, 8))),
          E.disj(E.ge(E.Q, E.K), E.ge(E.floordiv(E.Q, 8), E.floordiv(E.K, 8)))),
-        (E.eq(E.floordiv(E.sub(E.const(7), E.K), 8), E.ZERO), E.eq(E.floordiv(E.K, 8), E.ZERO)),
+        (E.eq(E.floordiv(E.sub(E.const(7), E.K), 8), E.ZERO),
+         E.conj(E.ge(E.K, E.ZERO), E.le(E.K, E.const(7)))),
+        (E.ge(E.const(2), E.floordiv(E.sub(E.Q, E.K), 8)), E.le(E.sub(E.Q, E.K), E.const(23))),
+        (E.conj(E.ge(E.Q, E.K), E.ne(E.floordiv(E.Q, 8), E.floordiv(E.K, 8))),
+         E.conj(E.ge(E.Q, E.K), E.gt(E.floordiv(E.Q, 8), E.floordiv(E.K, 8)))),
         (E.conj(E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO),
                 E.ge(E.floordiv(E.Q, 4), E.floordiv(E.K, 4))),
          E.conj(E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO), E.ge(E.Q, E.K))),
