@@ -92,6 +92,11 @@ class Slot:
         return self.values.shape[-1] if self.values.ndim == 4 else 0
 
 
+def _padded(values: np.ndarray) -> int:
+    """Elements that a part has in a copy."""
+    return -(-max(values.size, 1) // _PAD) * _PAD
+
+
 @dataclass(frozen=True, eq=False)
 class Tables:
     """The integers of a call, ready to be copied in one piece."""
@@ -149,21 +154,22 @@ class Tables:
     @property
     def size(self) -> int:
         """Bytes of one copy."""
-        return self.packed[0].nbytes
+        return 4 * sum(map(_padded, (values for _, values in self._named)))
+
+    @property
+    def _named(self) -> list[tuple[str, np.ndarray]]:
+        """All values by name; data arrays are called `array0`, `array1`, ..."""
+        return [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, dict[str, int]]:
-        """All values in one int32 array, and where each part starts, in bytes.
-
-        Data arrays are called `array0`, `array1`, ...
-        """
-        named = [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
+        """All values in one int32 array, and where each part starts, in bytes."""
         offsets, total = {}, 0
-        for name, values in named:
+        for name, values in self._named:
             offsets[name] = 4 * total
-            total += -(-max(values.size, 1) // _PAD) * _PAD
+            total += _padded(values)
         packed = np.zeros(total, dtype=np.int32)
-        for name, values in named:
+        for name, values in self._named:
             start = offsets[name] // 4
             packed[start : start + values.size] = values.ravel()
         return packed, offsets
