@@ -440,11 +440,17 @@ E4M3_NUMBERS = np.where(E4M3_CODES & 128, -1, 1) * np.where(
 )
 
 
+E4M3_LEVELS, _first = np.unique(E4M3_NUMBERS, return_index=True)
+E4M3_IS_EVEN = E4M3_CODES[_first] % 2 == 0
+
+
 def in_e4m3(x):
     """The nearest number of E4M3, of two the one with the even code."""
-    away = np.abs(E4M3_NUMBERS - np.clip(x, -448, 448)[..., None])
-    rank = np.where(away == away.min(-1, keepdims=True), E4M3_CODES % 2, 2)
-    return E4M3_NUMBERS[rank.argmin(-1)]
+    x = np.clip(x, -448, 448)
+    above = np.searchsorted(E4M3_LEVELS, x)
+    low, high = E4M3_LEVELS[np.maximum(above - 1, 0)], E4M3_LEVELS[above]
+    nearer = (high - x < x - low) | ((high - x == x - low) & E4M3_IS_EVEN[above])
+    return np.where(nearer, high, low)
 
 
 def turned(x, positions, width, interleaved):
