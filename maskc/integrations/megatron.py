@@ -167,7 +167,11 @@ class DotProductAttention(nn.Module):
         if metadata and "dp_cp_group" in metadata:
             groups["dp_cp_group"] = metadata["dp_cp_group"]
         return make_sharded_tensors_for_checkpoint(
-            self.state_dict(keep_vars=True), prefix, {"softmax_offset": 0}, sharded_offsets, **groups
+            self.state_dict(keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            **groups,
         )
 
     def _ranks(self, packed: Any) -> tuple[int, Any]:

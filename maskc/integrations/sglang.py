@@ -123,9 +123,7 @@ class SglangBackend(AttentionBackend):
             )  # fmt: skip
         self._step = ServedStep(tables)
 
-    def init_forward_metadata_out_graph(
-        self, forward_batch: Any, in_capture: bool = False
-    ) -> None:
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Write the tables of a step into the arrays that a CUDA graph reads.
 
         SGLang calls this before it captures a graph and before each replay.

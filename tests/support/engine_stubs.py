@@ -1,7 +1,9 @@
-"""Classes of vLLM, SGLang, Megatron-Core and torchtitan: the packages' own where they are installed,
-else stand-ins with the names, arguments and defaults that attention meets, and nothing else.
+"""Classes of vLLM, SGLang, Megatron-Core and torchtitan for tests: the package's own if it is
+installed, else stand-ins with the names, arguments and defaults that attention meets.
 
 tests/golden/engines.txt has the interfaces that the stand-ins follow, with the versions."""
+
+# ruff: noqa: B024, B027 - stand-ins have empty methods
 
 from __future__ import annotations
 
@@ -298,7 +300,8 @@ class MHATokenToKVPool:
         slots = size + page_size
         shape = (slots // page_size, head_num, page_size) if in_hnd else (slots, head_num)
         self.k, self.v = (
-            torch.zeros(layer_num, *shape, dim).to(dtype) for dim in (head_dim, v_head_dim or head_dim)
+            torch.zeros(layer_num, *shape, dim).to(dtype)
+            for dim in (head_dim, v_head_dim or head_dim)
         )
 
     def get_key_buffer(self, layer_id):

@@ -14,6 +14,7 @@ import torch
 from tests.support import engine_interfaces, engine_stubs
 from tests.support.paged import Pool
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # engines warn about what this machine lacks
 ENGINES = ("vllm", "sglang", "megatron", "torchtitan")
 PAGE, HEADS, KV_HEADS, DIM, LONGEST = 16, 4, 2, 16, 128
 
@@ -73,17 +74,21 @@ def test_the_attention_layer_of_vllm():
     """vLLM's Attention writes the cache and calls the layer; prompt, chunk and decoding."""
     needs("vllm")
     engine_stubs.imported("vllm.model_executor.layers.attention.attention")
-    from vllm.config import CacheConfig, VllmConfig, set_current_vllm_config
+    from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.attention.attention import Attention
 
+    from maskc.integrations.serving import register_vllm
     from maskc.integrations.vllm import VllmBackend, VllmSteps
     from tests.unit.test_vllm import common
 
+    register_vllm()
     lengths, counts = [75, 33, 20], [1, 17, 20]
     pool = Pool(lengths, PAGE, KV_HEADS, DIM)
     q = torch.from_numpy(pool.queries(counts, HEADS))
-    config = VllmConfig(cache_config=CacheConfig(block_size=PAGE))
+    config = VllmConfig(
+        cache_config=CacheConfig(block_size=PAGE), device_config=DeviceConfig("cpu")
+    )
     with set_current_vllm_config(config):
         layer = Attention(HEADS, DIM, DIM**-0.5, KV_HEADS, prefix="layers.0.attn",
                           attn_backend=VllmBackend)  # fmt: skip
@@ -96,7 +101,7 @@ def test_the_attention_layer_of_vllm():
     layer.kv_cache = cache.transpose(1, 2)
     k, v = (torch.from_numpy(np.stack([x[s][p] for s, p in rows])) for x in (pool.k, pool.v))
     model = SimpleNamespace(dtype=torch.float32, max_model_len=LONGEST)
-    spec = layer.get_kv_cache_spec(config) or SimpleNamespace(block_size=PAGE, dtype=torch.float32)
+    spec = SimpleNamespace(block_size=PAGE, dtype=torch.float32)
     steps = VllmSteps(spec, [layer.layer_name], SimpleNamespace(model_config=model), "cpu")
     metadata = {layer.layer_name: steps.build(0, common(pool, counts))}
     with set_forward_context(metadata, config, slot_mapping={layer.layer_name: slots}):
@@ -122,7 +127,7 @@ def test_the_backend_of_sglang_written_in_torch(decodes, window):
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     from maskc.integrations import sglang
-    from tests.unit.test_sglang import Server, SGLANG, radix
+    from tests.unit.test_sglang import SGLANG, Server, radix
 
     counts = [1, 1, 1] if decodes else [17, 5, 20]
     pool = Pool([75, 33, 20], PAGE, KV_HEADS, DIM)
@@ -197,16 +202,23 @@ def test_a_model_of_megatron(monkeypatch, tmp_path):
 
 
 def test_a_model_of_torchtitan(monkeypatch):
-    """Logits and gradients of a tiny Llama, packed, with FlexAttention; GQA."""
+    """Logits and gradients of a tiny Llama with GQA and packed documents, as with FlexAttention.
+    PyTorch has no gradients of FlexAttention on CPUs: for these, SDPA replaces it."""
     needs("torchtitan")
     engine_stubs.imported("torchtitan.models.llama3")
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import create_mask, flex_attention
     from torchtitan.models import llama3
     from torchtitan.models.common.attention import FlexAttention
 
     from maskc.integrations.torchtitan import InnerAttention
 
-    monkeypatch.setattr(FlexAttention, "_compiled_flex_attn", staticmethod(flex_attention))
+    def dense(q, k, v, *, block_mask, scale, **_):
+        keep = create_mask(block_mask.mask_mod, q.shape[0], None, q.shape[2], k.shape[2], "cpu")
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, keep, scale=scale, enable_gqa=True
+        )
+        return out, SimpleNamespace(lse=None)
+
     models = []
     for kind in ("flex", "varlen"):
         config = llama3.llama3_configs["debugmodel"](kind)
@@ -228,9 +240,13 @@ def test_a_model_of_torchtitan(monkeypatch):
     results = []
     for model in models:
         masks = model.get_attention_masks(places)
-        out = model(tokens, positions=places, attention_masks=masks)
+        for replaced in (flex_attention, dense):
+            monkeypatch.setattr(FlexAttention, "_compiled_flex_attn", staticmethod(replaced))
+            with torch.set_grad_enabled(replaced is dense):
+                out = model(tokens, positions=places, attention_masks=masks)
+            results.append(out.detach())
         out.square().mean().backward()
-        results.append(out)
-    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
+    for got in results[1:]:
+        torch.testing.assert_close(got, results[0], atol=1e-4, rtol=1e-4)
     for (name, x), (_, y) in zip(*(model.named_parameters() for model in models), strict=True):
         torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-3, msg=name)

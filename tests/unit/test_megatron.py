@@ -14,12 +14,13 @@ from maskc.core.errors import MaskcError
 from maskc.integrations.megatron import DotProductAttention
 from tests.support import engine_stubs, rank_threads
 
-
 MEGATRON = engine_stubs.classes(engine_stubs.MEGATRON)
 AttnMaskType, PackedSeqParams = MEGATRON.AttnMaskType, MEGATRON.PackedSeqParams
 
 
-def layer(kind=AttnMaskType.causal, cls=DotProductAttention, pg_collection=None, number=1, **config):
+def layer(
+    kind=AttnMaskType.causal, cls=DotProductAttention, pg_collection=None, number=1, **config
+):
     layer_config = SimpleNamespace(
         **{"attention_dropout": 0.1, "context_parallel_size": 1, **config}
     )
@@ -187,12 +188,13 @@ def test_what_context_parallelism_refuses():
     ends = torch.tensor([0, 6, 16])
     params = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends)
     for call, why in (
-        (lambda: layer(softmax_type="off-by-one", params_dtype=torch.float32, context_parallel_size=2,
-                       num_attention_heads=4, pg_collection=groups)(q, k, v),
+        (lambda: layer(softmax_type="off-by-one", params_dtype=torch.float32, num_attention_heads=4,
+                       context_parallel_size=2, pg_collection=groups)(q, k, v),
          "softmax_type must be vanilla with"),
         (lambda: shared(AttnMaskType.arbitrary)(q, k, v, q > 0), "attention_mask must be None"),
         (lambda: shared(dropout=0.1).train()(q, k, v), "attention_dropout must be 0 with"),
-        (lambda: shared(AttnMaskType.no_mask)(q, k[:4], v[:4]), "attention_type must be 'self' with"),
+        (lambda: shared(AttnMaskType.no_mask)(q, k[:4], v[:4]),
+         "attention_type must be 'self' with"),
         (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
          "must be multiples of 4"),
         (lambda: layer(context_parallel_size=2), "context_parallel_size must be 1, or pg_coll"),

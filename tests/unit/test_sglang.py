@@ -1,6 +1,5 @@
-"""The attention backend of SGLang, called as its layers and graph runner call it, on the CPU, against
-the definition. With SGLang installed, its own layers, batches and pools are used. Slots that no
-request owns are NaN."""
+"""The attention backend of SGLang, called as its layers and graph runner call it, on the CPU. With
+SGLang installed, its own layers, batches and pools are used. Slots that no request owns are NaN."""
 
 from __future__ import annotations
 
@@ -225,8 +224,10 @@ def test_what_is_refused(sglang):
     for options, why in (
         ({"use_mla_backend": True}, "multi-head latent attention"),
         ({"is_hybrid_swa": True}, "start with --disable-hybrid-swa-memory"),
-        ({"token_to_kv_pool": SimpleNamespace(kv_cache_layout="vectorized_5d")},
-         "the pool layout VECTORIZED_5D"),
+        (
+            {"token_to_kv_pool": SimpleNamespace(kv_cache_layout="vectorized_5d")},
+            "the pool layout VECTORIZED_5D",
+        ),
     ):
         with pytest.raises(MaskcError, match=f"MC665.*{why}"):
             Server(sglang, pool, COUNTS, **options)

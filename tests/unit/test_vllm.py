@@ -1,6 +1,6 @@
-"""The attention backend of vLLM, called as vLLM's layers and runner call it, on the CPU, against the
-definition. With vLLM installed, its own base classes, registry and metadata are used. Slots that no
-request owns are NaN."""
+"""The attention backend of vLLM, called as vLLM's layers and runner call it, on the CPU. With vLLM
+installed, its own base classes, registry and metadata are used. Slots that no request owns are NaN.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def common(pool, counts, fill=0, tokens=None):
     tokens = tokens or sum(counts)
     return VLLM.CommonAttentionMetadata(
         query_start_loc=torch.from_numpy(starts), query_start_loc_cpu=torch.from_numpy(starts),
-        slot_mapping=torch.zeros(tokens, dtype=torch.int64), seq_lens=torch.tensor([*pool.lengths, *[0] * fill], dtype=torch.int32),
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+        seq_lens=torch.tensor([*pool.lengths, *[0] * fill], dtype=torch.int32),
         num_reqs=len(table), num_actual_tokens=tokens, max_query_len=max(counts),
         max_seq_len=max(pool.lengths), block_table_tensor=torch.from_numpy(wide),
     )  # fmt: skip
@@ -223,9 +224,10 @@ def test_other_versions(vllm, monkeypatch):
     monkeypatch.delattr(VLLM.AttentionBackendEnum, "register")
     with pytest.warns(UserWarning, match=r"MC613.*needs vllm 0\.32 or later"):
         serving.register_vllm()
+    cache = torch.zeros(2, 3, PAGE, KV_HEADS, DIM)
+    layer = vllm.VllmLayer(HEADS, DIM, 1.0, KV_HEADS)
     with pytest.raises(MaskcError, match=r"MC665.*a cache of 5 dimensions"):
-        cache = torch.zeros(2, 3, PAGE, KV_HEADS, DIM)
-        vllm.VllmLayer(HEADS, DIM, 1.0, KV_HEADS).do_kv_cache_update(None, cache, cache, cache, PAGE)
+        layer.do_kv_cache_update(None, cache, cache, cache, PAGE)
 
 
 def test_what_is_refused(vllm, monkeypatch):
