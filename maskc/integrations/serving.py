@@ -57,7 +57,7 @@ class ServedLayer(NamedTuple):
     layout: str
     """The layout of pools: "NHD" or "HND"."""
     before: int | None
-    """How many keys before its own position a query sees; None: all of them."""
+    """Number of keys before its own position that a query sees; None: all of them."""
     in_e4m3: bool
     on_cpu: bool
 

@@ -2,8 +2,10 @@
 
 Tested on the CPU with the classes of vLLM 0.33.0: AttentionBackend, AttentionMetadataBuilder,
 AttentionImpl, CommonAttentionMetadata, the registry of backends and the Attention layer. Nobody has
-run it inside a vLLM server. vLLM passes the cache of a layer as [blocks, heads, tokens of a block,
-2 D] with any strides; the first D elements of a row are the key.
+run it inside a vLLM server.
+
+vLLM passes the cache of a layer as [blocks, heads, tokens of a block, 2 D], with any strides. The
+first D elements of a row are the key.
 """
 
 from __future__ import annotations

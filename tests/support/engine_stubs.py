@@ -164,16 +164,32 @@ class AttentionMetadataBuilder(ABC):
 class AttentionImpl(ABC):
     @abstractmethod
     def __init__(
-        self, num_heads, head_size, scale, num_kv_heads=None, alibi_slopes=None,
-        sliding_window=None, kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder",
+        self,
+        num_heads,
+        head_size,
+        scale,
+        num_kv_heads=None,
+        alibi_slopes=None,
+        sliding_window=None,
+        kv_cache_dtype="auto",
+        logits_soft_cap=None,
+        attn_type="decoder",
         kv_sharing_target_layer_name=None,
-    ): ...  # fmt: skip
+    ): ...
 
     @abstractmethod
     def forward(
-        self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None,
+        self,
+        layer,
+        query,
+        key,
+        value,
+        kv_cache,
+        attn_metadata,
+        output,
+        output_scale=None,
         output_block_scale=None,
-    ): ...  # fmt: skip
+    ): ...
 
 
 class AttentionBackendEnum:
@@ -404,9 +420,16 @@ def torchtitan() -> Stubs:
             raise RuntimeError("chooses a kernel of flash-attn")
 
         def forward(
-            self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks, scale=None, out_transform=None,
+            self,
+            q_BLNH,
+            k_BLNH,
+            v_BLNH,
+            *,
+            attention_masks,
+            scale=None,
+            out_transform=None,
             **kwargs,
-        ): ...  # fmt: skip
+        ): ...
 
     return {
         "torchtitan.models.common.attention": {

@@ -121,7 +121,7 @@ def test_the_attention_layer_of_vllm():
 @pytest.mark.parametrize("window", [-1, 9])
 @pytest.mark.parametrize("decodes", [False, True])
 def test_the_backend_of_sglang_written_in_torch(decodes, window):
-    """The same layers and batches as TorchNativeAttnBackend, SGLang's reference."""
+    """Compare with TorchNativeAttnBackend, SGLang's reference, on equal layers and batches."""
     needs("sglang")
     engine_stubs.imported("sglang.srt.layers.attention.torch_native_backend")
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend

@@ -89,7 +89,7 @@ def test_what_is_refused(module):
 
 @pytest.mark.skipif(engine_stubs.INSTALLED["torchtitan"], reason="has the class")
 def test_older_versions():
-    stubs = {"torchtitan.models.attention": {}}
+    stubs = {"torchtitan.models.common.attention": {}}
     with (
         pytest.raises(MaskcError, match=r"MC613.*needs torchtitan 0\.3 or later"),
         engine_stubs.installed(stubs, "maskc.integrations.torchtitan"),
