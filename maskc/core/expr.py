@@ -602,7 +602,7 @@ def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
     def number(node: Expr) -> Expr | None:
         if isinstance(node, (Sym, Param)) and node.name in values:
             return const(values[node.name])
-        known = any(getattr(each, "name", None) in values for each in node.named)
+        known = any(getattr(inner, "name", None) in values for inner in node.named)
         return None if known else node
 
     return transform(expr, number)
