@@ -68,7 +68,7 @@ class Facts:
     shared: bool = False
     """Whether several items of the work list add to the same tile column."""
     items: Items | None = None
-    """The work items of a backward pass of all heads; None where nobody counted them."""
+    """The work items of a pass of all heads; None where nobody counted them."""
 
     @property
     def adds_in_steps(self) -> bool:
@@ -192,8 +192,9 @@ def programs_of(
             overhead = _overhead(unit, mode, launches, facts, cycles)
             joined = unit.costs[0].launch.join * sizes.n_q if accumulates and unit.costs else 0.0
             idle, starts = 0.0, 0.0
-            if backward and not wanted.deterministic:
-                idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
+            if not wanted.deterministic:
+                waiting = _waiting_backward if backward else _waiting_forward
+                idle, starts = waiting(unit, mode, launches, facts, sizes, cycles)
             yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
 
 
@@ -298,7 +299,30 @@ def _overhead(
     return len(launches) * launch.start + waits
 
 
-def _waiting(
+def _waiting_forward(
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
+    cycles: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the cycles of a forward pass while multiprocessors are idle; arguments as of
+    `_waiting_backward`.
+
+    All programs have one launch, whose start they need not compare. A persistent block hides a part
+    of each row behind the next one, but has no row to hide its last one.
+    """
+    tally, items, exposed = facts.tally, facts.items, 0.0
+    if not unit.costs or tally is None or items is None or not items.tiles or math.isinf(cycles):
+        return 0.0, 0.0
+    launch = unit.costs[0].launch
+    resident = max((kernel.resident for kernel in launches), default=1)
+    if name == PERSISTENT:
+        rows = {cost.mode: cost.row for cost in unit.costs}
+        hidden = max(0, rows.get(DEFAULT, 0) - rows[PERSISTENT])
+        blocks = min(items.count, launch.multiprocessors * resident)
+        exposed = hidden * blocks * tally.tiles / items.tiles  # of distinct lists: each counts once
+    return items.stretch(launch, resident) * (cycles + exposed) - cycles, 0.0
+
+
+def _waiting_backward(
     unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
     cycles: float,
 ) -> tuple[float, float]:  # fmt: skip
@@ -416,8 +440,9 @@ ANY_HEADS = 32
 
 
 def in_parts(
-    whole: Program[S], launches: Iterable[Launched], sizes: Sizes, invariant: bool = False
-) -> Program[S]:
+    whole: Program[S], launches: Iterable[Launched], sizes: Sizes, invariant: bool = False,
+    stops: bool = False,
+) -> Program[S]:  # fmt: skip
     """Return the program of a mask in parts.
 
     Its cycles include what its launches cost more than that of the whole mask, so both compare.
@@ -427,12 +452,16 @@ def in_parts(
         launches: of all parts.
         sizes: of the call.
         invariant: whether bits may not depend on the number of sequences.
+        stops: whether to take no more launches once the parts are slower than the whole mask. Each
+            adds to the cycles, so the result is then slower than `whole` too.
     """
     cycles, overhead = 0.0, -whole.overhead
+    heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
     for program, classes, share in launches:
         cycles += share * classes * program.cycles
         overhead += share * program.overhead
-    heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
+        if stops and cycles + overhead / heads > whole.cycles:
+            break
     waiting = whole.idle + whole.starts  # of the whole mask: the comparison leaves it out
     return Program(whole.unit, PARTS, cycles + overhead / heads, idle=waiting)
 

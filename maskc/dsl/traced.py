@@ -164,11 +164,11 @@ def narrow_of(dtype: object) -> str:
 
 def common_narrow(*values: Any) -> str:
     """The narrow dtype in which a library computes with these values; nothing if it computes in a
-    wider one. Python's numbers take the dtype of the other values."""
+    wider one. Python's numbers and conditions take the dtype of the other values."""
     names = [
         x.narrow if type(x) is Traced else narrow_of(getattr(x, "dtype", ""))
         for x in values
-        if type(x) not in (int, bool)
+        if type(x) not in (int, bool) and not (type(x) is Traced and is_condition(x.expr))
     ]
     return max(names) if names and all(names) else ""
 
@@ -185,16 +185,19 @@ def _fitting(symbol: str, *values: object, grows: bool = True) -> None:
         _refuse(f"{symbol} of {narrow} values may wrap around: call .long() on the array first")
 
 
-def _arithmetic(symbol: str, build: _Build, grows: bool = True) -> tuple[_Binary, _Binary]:
+def _arithmetic(
+    symbol: str, build: _Build, lifted: Callable[[object, str], Expr] = lift_int,
+    grows: bool = True,
+) -> tuple[_Binary, _Binary]:  # fmt: skip
     def forward(self: Traced, other: object) -> Traced:
         if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
-        result = Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
+        result = Traced(build(lifted(self, symbol), lifted(other, symbol)))
         _fitting(symbol, self, other, grows=grows)
         return result
 
     def backward(self: Traced, other: object) -> Traced:
-        result = Traced(build(lift_int(other, symbol), lift_int(self, symbol)))
+        result = Traced(build(lifted(other, symbol), lifted(self, symbol)))
         _fitting(symbol, self, other)
         return result
 
@@ -272,10 +275,18 @@ def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
 
 
 def _multiply(a: Expr, b: Expr) -> Expr:
+    """The product; a condition counts as 1 or 0, and the product of two is a condition."""
+    if is_condition(a) and is_condition(b):
+        return E.conj(a, b)
+    a, b = as_integer(a), as_integer(b)
     for factor, other in ((a, b), (b, a)):
         number = E.as_const(factor)
         if number is not None:
             return E.scale(number, other)
+    for factor, other in ((a, b), (b, a)):
+        if isinstance(factor, E.Pick):
+            sides = _multiply(factor.then, other), _multiply(factor.other, other)
+            return choose(factor.condition, *sides)
     _refuse("a product of two varying integers is beyond exact analysis")
 
 
@@ -304,7 +315,7 @@ class Traced(Followed):
 
     __add__, __radd__ = _arithmetic("+", E.add)
     __sub__, __rsub__ = _arithmetic("-", E.sub)
-    __mul__, __rmul__ = _arithmetic("*", _multiply)
+    __mul__, __rmul__ = _arithmetic("*", _multiply, lambda value, _: lift(value))
     __ge__ = _compare(">=", E.ge)
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)

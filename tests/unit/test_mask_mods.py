@@ -108,6 +108,9 @@ FUNCTIONS: dict[str, Mod] = {
     "div_method": lambda b, h, q, k: q.div(4, rounding_mode="floor") == k.floor_divide(4),
     "fmod": lambda b, h, q, k: torch.fmod(q - k, 3) == -2,
     "add_sub_mul": lambda b, h, q, k: torch.add(q, 3) - torch.mul(k, 2) >= torch.sub(1, k),
+    "products_of_conditions": lambda b, h, q, k: (q >= k).int() * (q - k < 5).int() * (k + 1) > 3,
+    "product_of_conditions": lambda b, h, q, k: (q >= k) * torch.where(k < 5, 2, 0) * (q < 9) == 2,
+    "conditions_as_conditions": lambda b, h, q, k: torch.mul(q >= k, k < 9),
     "alpha": lambda b, h, q, k: torch.add(q, k, alpha=-2) >= 1,
     "operands_swapped": lambda b, h, q, k: torch.rsub(q, k) + torch.rsub(k, 9, alpha=2) >= 3,
     "neg": lambda b, h, q, k: torch.neg(q).add(k) <= 0,
@@ -398,6 +401,7 @@ EVALUATED: dict[str, Mod] = {
     "wraps_sum": lambda b, h, q, k: BYTES[q].to(torch.int16) * 200 > BYTES[k] * 200,
     "wraps_clamped": lambda b, h, q, k: BYTES[q].clamp(0, 5) - BYTES[k] % 7 < 3,
     "wraps_chosen": lambda b, h, q, k: torch.where(q > 4, BYTES[q], BYTES[k]) - BYTES[k] < 3,
+    "wraps_product": lambda b, h, q, k: BYTES[q] * (q > 2) - BYTES[k] < 100,
     "wraps_literal": lambda b, h, q, k: (BYTES[q] == 300) | (BYTES[k] < BYTES[q]),
 }
 
