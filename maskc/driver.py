@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from maskc.core.bundle import Bundle
 from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadTile, DataRange
+from maskc.core.errors import BadOption, BadTile, DataRange
 from maskc.core.expr import NEVER
 from maskc.core.problem import Placed, Problem, TileShape
 from maskc.core.score import Formula, Inputs
@@ -82,7 +82,7 @@ def capture(
         mask = mask & score.mask
     mask, held = emptied(mask)
     formula = None if score is None else score.formula
-    heads = heads_of(mask, n_heads)
+    heads = heads_of(mask, None if n_heads is None else _integer("n_heads", n_heads))
     if not differs_by_head(mask):  # kernels serve any number, unless the mask names one
         heads = heads_of(mask)
     kind = USUAL if dtype is None else dtype
@@ -239,11 +239,25 @@ def problem(
     Raises:
         UnknownDType: there are no kernels for the dtype.
         BadTile: `tile` is not a pair of positive integers, or `stages` no positive integer.
+        BadOption: a head dimension or number of heads is no integer.
     """
+    of_qk = _integer("head_dim", head_dim)
+    of_v = of_qk if head_dim_v is None else _integer("head_dim_v", head_dim_v)
+    heads = None if n_heads is None else _integer("n_heads", n_heads)
     return Problem(
-        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, dropout, _tile(tile),
+        of_qk, of_v, DType.parse(dtype), heads, score, dropout, _tile(tile),
         None if stages is None else _count(stages, "stages", stages),
     )  # fmt: skip
+
+
+def _integer(name: str, given: object) -> int:
+    try:
+        number = index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(given, bool):
+        raise BadOption(name, "an integer", repr(given), at=name)
+    return number
 
 
 def _tile(tile: object) -> TileShape | None:

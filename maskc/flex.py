@@ -250,7 +250,7 @@ def mask_of_block_mask(block_mask: Any) -> Mask:
     except TypeError:  # what cannot be referred to weakly is no BlockMask
         raise _refused(block_mask) from None
     if known is None or known[0] != mark:
-        if callable(block_mask):
+        if callable(block_mask) or not hasattr(block_mask, "kv_num_blocks"):
             raise _refused(block_mask)
         from maskc.integrations import score_mods
 

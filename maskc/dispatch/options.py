@@ -120,14 +120,15 @@ def number(name: str, value: object, positive: bool) -> float:
     wanted = f"a number in {least:g} .. {most:g}" if positive else "a finite number"
     # Most are floats, which are spared the look at Real.
     if not isinstance(value, float) and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise BadOption(name, wanted, f"{type(value).__name__} {value!r}", at=name)
+        kind = f"{type(value).__name__} {value!r}"
+        raise BadOption(name, wanted, kind, f"pass a plain number: {name}=0.5", at=name)
     try:
         given = float(value)
         rounded = ctypes.c_float(given).value
     except OverflowError:  # an integer or a fraction beyond 64 bits of floating point
         raise BadOption(name, wanted, f"one beyond {sys.float_info.max:.2g}", at=name) from None
     if not math.isfinite(rounded) or (positive and not least <= given <= most):
-        raise BadOption(name, wanted, value, at=name)
+        raise BadOption(name, wanted, value, f"leave {name} out for its default", at=name)
     return rounded
 
 

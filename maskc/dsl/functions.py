@@ -26,9 +26,11 @@ from maskc.dsl.traced import (
     as_condition,
     as_integer,
     choose,
+    common_narrow,
     lift,
     lift_bool,
     lift_int,
+    narrow_of,
     settled,
 )
 
@@ -59,7 +61,7 @@ def method(name: str) -> Function | None:
 
 
 def _own(value: Any) -> Traced:
-    return Traced(lift(value))
+    return Traced(lift(value), common_narrow(value))
 
 
 def _logical(build: Callable[..., Expr]) -> Function:
@@ -70,12 +72,14 @@ def _logical(build: Callable[..., Expr]) -> Function:
 
 
 def _where(condition: Any, input: Any, other: Any) -> Traced:
-    return Traced(choose(lift_bool(condition, "where"), lift(input), lift(other)))
+    chosen = choose(lift_bool(condition, "where"), lift(input), lift(other))
+    return Traced(chosen, common_narrow(input, other))
 
 
 def _extreme(build: Callable[..., Expr]) -> Function:
     def function(input: Any, other: Any) -> Traced:
-        return Traced(build(lift_int(input, "min"), lift_int(other, "max")))
+        extreme = build(lift_int(input, "min"), lift_int(other, "max"))
+        return Traced(extreme, common_narrow(input, other))
 
     return function
 
@@ -87,7 +91,8 @@ def _clamp(input: Any, min: Any = None, max: Any = None, **bounds: Any) -> Trace
     value = lift_int(input, "clamp")
     if low is not None:
         value = E.maximum(value, lift_int(low, "clamp"))
-    return Traced(value if high is None else E.minimum(value, lift_int(high, "clamp")))
+    value = value if high is None else E.minimum(value, lift_int(high, "clamp"))
+    return Traced(value, common_narrow(*(x for x in (input, low, high) if x is not None)))
 
 
 def _clamp_max(input: Any, max: Any) -> Traced:
@@ -143,7 +148,7 @@ def _cast(value: Traced, name: str) -> Traced:
         known = isinstance(made, E.Load) and _WIDTHS[name] >= 31  # captured values fit 32 bits
         if not known:
             _refuse(f"a value that need not fit {name} is converted to it")
-    return Traced(made)
+    return Traced(made, narrow_of("int16" if name == "short" else name))
 
 
 def _dtype_name(dtype: Any) -> str:

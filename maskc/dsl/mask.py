@@ -437,6 +437,7 @@ class Mask:
         Raises:
             UnknownDType: there are no kernels for the dtype (MC501).
             UnknownTarget: there is no such target (MC502).
+            BadOption: a head dimension or number of heads is not an integer (MC407).
             HeadDimUnsupported: the target lacks this head dimension (MC504).
             DTypeUnsupported: the target lacks this dtype (MC505).
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).

@@ -31,7 +31,7 @@ from maskc.dsl.tabled import (
     torch_method,
     torch_of,
 )
-from maskc.dsl.traced import Traced, settled
+from maskc.dsl.traced import Traced, narrow_of, settled
 
 BATCH = E.Sym("b")
 
@@ -173,7 +173,9 @@ class IndexedRows(TableRows):
 def _load(array: Any, index: list[Expr]) -> Traced:
     """An element, which is a condition where the array holds booleans."""
     load = element(array, index)
-    return Traced(settled(E.ne(load, E.ZERO)) if str(array.dtype).endswith("bool") else load)
+    if str(array.dtype).endswith("bool"):
+        return Traced(settled(E.ne(load, E.ZERO)))
+    return Traced(load, narrow_of(array.dtype))
 
 
 def element(array: Any, index: list[Expr]) -> Expr:
@@ -243,7 +245,9 @@ class IndexTables(ComputedTables):
         name = f"computed{len(self.made)}"
         self._places[name], self.made[name] = places, Computed(OfIndex(places, caller()), 0, 1)
         load = E.Load(name, tuple(map(E.Sym, places.symbols)))
-        return Traced(E.ne(load, E.ZERO) if sample.dtype is torch_of().bool else load)
+        if sample.dtype is torch_of().bool:
+            return Traced(E.ne(load, E.ZERO))
+        return Traced(load, narrow_of(sample.dtype))
 
     def expr_of(self, value: Any) -> Any:
         """The formula of a traced value; None if it is none."""

@@ -148,23 +148,64 @@ def as_condition(expr: Expr) -> Expr:
 _Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
+_NARROW = {
+    "int8": range(-(1 << 7), 1 << 7), "uint8": range(1 << 8),
+    "int16": range(-(1 << 15), 1 << 15), "uint16": range(1 << 16),
+}  # fmt: skip
+"""Values of the types in which torch, NumPy and JAX wrap around, and formulas do not. 32 bits count
+as 64: ids and positions are far from their ends."""
+
+
+def narrow_of(dtype: object) -> str:
+    """The name of a dtype if its arithmetic wraps around early, else nothing."""
+    name = str(dtype).rpartition(".")[2]
+    return name if name in _NARROW else ""
+
+
+def common_narrow(*values: Any) -> str:
+    """The narrow dtype in which a library computes with these values; nothing if it computes in a
+    wider one. Python's numbers and conditions take the dtype of the other values."""
+    names = [
+        x.narrow if type(x) is Traced else narrow_of(getattr(x, "dtype", ""))
+        for x in values
+        if type(x) not in (int, bool) and not (type(x) is Traced and is_condition(x.expr))
+    ]
+    return max(names) if names and all(names) else ""
+
+
+def _fitting(symbol: str, *values: object, grows: bool = True) -> None:
+    """Refuse arithmetic that may wrap around where the user's library computes it.
+
+    Args:
+        grows: whether the result may be larger than both operands; else only plain integers that
+            the narrow dtype lacks are refused.
+    """
+    narrow = common_narrow(*values)
+    if narrow and (grows or any(type(x) is int and x not in _NARROW[narrow] for x in values)):
+        _refuse(f"{symbol} of {narrow} values may wrap around: call .long() on the array first")
+
 
 def _arithmetic(
-    symbol: str, build: _Build, lifted: Callable[[object, str], Expr] = lift_int
-) -> tuple[_Binary, _Binary]:
+    symbol: str, build: _Build, lifted: Callable[[object, str], Expr] = lift_int,
+    grows: bool = True,
+) -> tuple[_Binary, _Binary]:  # fmt: skip
     def forward(self: Traced, other: object) -> Traced:
         if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
-        return Traced(build(lifted(self, symbol), lifted(other, symbol)))
+        result = Traced(build(lifted(self, symbol), lifted(other, symbol)))
+        _fitting(symbol, self, other, grows=grows)
+        return result
 
     def backward(self: Traced, other: object) -> Traced:
-        return Traced(build(lifted(other, symbol), lifted(self, symbol)))
+        result = Traced(build(lifted(other, symbol), lifted(self, symbol)))
+        _fitting(symbol, self, other)
+        return result
 
     return forward, backward
 
 
 def _compare(symbol: str, build: _Build) -> _Binary:
-    return _arithmetic(symbol, lambda a, b: settled(build(a, b)))[0]
+    return _arithmetic(symbol, lambda a, b: settled(build(a, b)), grows=False)[0]
 
 
 def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], Expr]) -> _Binary:
@@ -176,7 +217,7 @@ def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], 
         left, right = lift(self), lift(other)
         for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
             if bits is not None and not is_condition(value):
-                return Traced(of_bits(value, bits))
+                return Traced(of_bits(value, bits), common_narrow(self, other))
         return Traced(of_conditions(*_conditions(symbol, self, other)))
 
     return combine
@@ -227,6 +268,7 @@ def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
         left, right = self.expr, lift(other)
         if is_condition(left) and is_condition(right):
             return Traced(of_conditions(left, right))
+        _fitting("a comparison", self, other, grows=False)
         return Traced(settled(of_integers(as_integer(left), as_integer(right))))
 
     return combine
@@ -257,14 +299,17 @@ def _called(library: str, function: Any, args: Any, named: Any) -> object:
 class Traced(Followed):
     """An integer or a condition as a formula; see the module's header."""
 
-    __slots__ = ("expr",)
+    __slots__ = ("expr", "narrow")
     _called = staticmethod(_called)
     _refused = staticmethod(_refuse)
 
-    def __init__(self, expr: Expr) -> None:
+    def __init__(self, expr: Expr, narrow: str = "") -> None:
+        """Args:
+        expr: its formula.
+        narrow: the dtype of the array that it was read from, if that wraps around early."""
         if abs(reach := widest(expr)) > INT64:
             raise IntegerTooWide("a formula", reach, at=caller())
-        self.expr = expr
+        self.expr, self.narrow = expr, narrow
 
     # ------------------------------------------------------------ arithmetic
 
@@ -282,10 +327,12 @@ class Traced(Followed):
     __xor__ = __rxor__ = _bitwise("^", E.xor, differing)
 
     def __floordiv__(self, other: object) -> Traced:
-        return Traced(E.floordiv(lift_int(self, "//"), self._divisor(other, "//")))
+        divisor = self._divisor(other, "//")
+        return Traced(E.floordiv(lift_int(self, "//"), divisor), common_narrow(self, other))
 
     def __mod__(self, other: object) -> Traced:
-        return Traced(E.mod(lift_int(self, "%"), self._divisor(other, "%")))
+        divisor = self._divisor(other, "%")
+        return Traced(E.mod(lift_int(self, "%"), divisor), common_narrow(self, other))
 
     @staticmethod
     def _divisor(value: object, symbol: str) -> int:
@@ -315,16 +362,19 @@ class Traced(Followed):
         return self // (1 << _literal(bits, ">>"))
 
     def __neg__(self) -> Traced:
+        _fitting("-", self)
         return Traced(E.scale(-1, lift_int(self, "-")))
 
     def __pos__(self) -> Traced:
         return self
 
     def __abs__(self) -> Traced:
+        _fitting("abs", self)
         return Traced(E.absolute(lift_int(self, "abs")))
 
     def __invert__(self) -> Traced:
         if not is_condition(self.expr):
+            _fitting("~", self)
             return Traced(E.sub(E.const(-1), self.expr))
         return Traced(E.negate(self.expr))
 

@@ -194,7 +194,7 @@ TEXTS = {
     "MC407": (
         lambda: call(softcap=-1),
         "MC407 softcap  softcap must be a number in 1e-30 .. 1e+30, found -1\n"
-        "    hint: see help(maskc.attention) and help(maskc.CompiledMask.__call__)",
+        "    hint: leave softcap out for its default",
     ),
     "MC652": (
         transformed,
@@ -230,8 +230,10 @@ TEXTS = {
         lambda: through_torch(
             None, None, AttentionCall(*[torch().zeros(1)] * 3, data={"scores": learned()})
         ),
-        "MC412 scores  scores requires grad, but a selection has no gradient with respect to it\n"
-        "    hint: pass scores.detach(), or train it with indexer_loss=True",
+        "MC412 scores  scores requires grad, but which pairs a mask keeps has no gradient with "
+        "respect to it\n"
+        "    hint: pass scores.detach(); scores that topk ranks by can be trained with "
+        "indexer_loss=True",
     ),
     "MC424": (
         lambda: through_torch(

@@ -303,6 +303,8 @@ def test_what_is_refused() -> None:
         mc.flex_attention(q, k, v)
     with pytest.raises(NotAMask, match=r"mc\.from_mask_mod"):
         mc.flex_attention(q, k, v, block_mask=causal, enable_gqa=True)
+    with pytest.raises(NotAMask, match=r"mc\.from_bool"):
+        mc.flex_attention(q, k, v, block_mask=torch.ones(8, 8, dtype=torch.bool))
     with pytest.raises(NotAMask, match="found int 3"):
         mc.flex_attention(q, k, v, block_mask=3, enable_gqa=True)
     with pytest.raises(BadShape, match=r"\(130, 130\), expected \(100, 130\)"):

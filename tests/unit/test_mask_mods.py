@@ -379,6 +379,7 @@ def _writes_in_place(b, h, q, k):
     return (root + moved).long() > k
 
 
+BYTES = torch.tensor([3, 250, 7, 120, 44, 200, 0, 99, 255, 61, 130, 18], dtype=torch.uint8)
 EVALUATED: dict[str, Mod] = {
     "in place": _writes_in_place,
     "bits": lambda b, h, q, k: ((q ^ k) & (q | k)) % 3 == 0,
@@ -396,6 +397,12 @@ EVALUATED: dict[str, Mod] = {
     "the head": lambda b, h, q, k: (q * h >= k) | (q == k),
     "nothing": lambda b, h, q, k: q * q < -1 - k,
     "everything": lambda b, h, q, k: q * q >= -k,
+    "wraps_difference": lambda b, h, q, k: BYTES[q] - BYTES[k] < 100,
+    "wraps_sum": lambda b, h, q, k: BYTES[q].to(torch.int16) * 200 > BYTES[k] * 200,
+    "wraps_clamped": lambda b, h, q, k: BYTES[q].clamp(0, 5) - BYTES[k] % 7 < 3,
+    "wraps_chosen": lambda b, h, q, k: torch.where(q > 4, BYTES[q], BYTES[k]) - BYTES[k] < 3,
+    "wraps_product": lambda b, h, q, k: BYTES[q] * (q > 2) - BYTES[k] < 100,
+    "wraps_literal": lambda b, h, q, k: (BYTES[q] == 300) | (BYTES[k] < BYTES[q]),
 }
 
 
@@ -412,6 +419,12 @@ def test_tables_of_an_index_follow_writes_into_integers():
         ids.copy_(content)
         wanted = content.double().sqrt().floor()[:, None] >= content
         assert np.array_equal(mask.dense(24), wanted.numpy())
+
+
+def test_bytes_that_are_converted_first_are_traced():
+    mod: Mod = lambda b, h, q, k: (BYTES[q].long() - BYTES[k] < 100) & (BYTES[q] + q > 9)  # noqa: E731
+    mask = mc.from_mask_mod(mod, exact=True)
+    assert np.array_equal(mask.dense(12), all_pairs(mod, 12, 12)[0, 0].numpy())
 
 
 @pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")

@@ -13,7 +13,7 @@ import torch
 import maskc as mc
 from maskc import driver
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadTile, TileUnsupported
+from maskc.core.errors import BadOption, BadTile, TileUnsupported
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.lab.bench import bench_tiles
@@ -131,6 +131,13 @@ def test_outside_of_the_limits(target, dim, named, why, hint):
 def test_what_is_no_tile(tile):
     with pytest.raises(BadTile, match="MC491 tile"):
         BAND.compile(64, target="cpu", tile=tile)
+
+
+@pytest.mark.parametrize("name", ["head_dim", "head_dim_v", "n_heads"])
+@pytest.mark.parametrize("given", ["64", 64.0, True])
+def test_what_is_no_integer(name, given):
+    with pytest.raises(BadOption, match=f"MC407 {name}  {name} must be an integer, found"):
+        BAND.compile(**{"head_dim": 64, "target": "cpu", name: given})
 
 
 @pytest.mark.parametrize("stages", [0, -1, 2.0, "2", True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maskc.core.errors.base import MaskcError
+from maskc.core.source import SourceLoc
 
 
 class DataMissing(MaskcError):
@@ -176,6 +177,14 @@ class BadOption(MaskcError):
     message = "{0} must be {1}, found {2}"
     hint = "see help(maskc.attention) and help(maskc.CompiledMask.__call__)"
 
+    def __init__(self, *args: object, at: SourceLoc | str | None = None) -> None:
+        """Args:
+        args: the option, what it must be, what was found and, if known, what to write instead.
+        at: the place."""
+        super().__init__(*args, at=at)
+        if len(args) > 3:
+            self.hint = "{3}"
+
 
 class TensorTransformed(BadOption):
     """A tensor of a call is under a transform of torch.func, which kernels would ignore."""
@@ -240,11 +249,11 @@ class ShardedTensor(MaskcError):
 
 
 class NoGradient(MaskcError):
-    """An array that `topk` ranks by requires grad, and selection has no derivative."""
+    """Data of a mask require grad, and what a mask keeps has no derivative."""
 
     code = "MC412"
-    message = "{0} requires grad, but a selection has no gradient with respect to it"
-    hint = "pass {0}.detach(), or train it with indexer_loss=True"
+    message = "{0} requires grad, but which pairs a mask keeps has no gradient with respect to it"
+    hint = "pass {0}.detach(); scores that topk ranks by can be trained with indexer_loss=True"
 
 
 class NothingSelected(MaskcError):

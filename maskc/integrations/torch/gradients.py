@@ -86,7 +86,9 @@ _marked: Any = _Once.apply
 
 def refused_twice() -> BadOption:
     """Return the error for a derivative of gradients."""
-    return BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
+    hint = "leave out create_graph=True; for second derivatives use scaled_dot_product_attention"
+    finding = "a derivative of its gradients"
+    return BadOption("attention", "differentiated once", finding, hint, at="q")
 
 
 def gradients(
