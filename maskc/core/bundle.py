@@ -168,6 +168,9 @@ DETERMINISTIC = "deterministic"
 """The mode of a backward pass in which tile columns add to dq in a fixed order."""
 PACK_GQA = "pack_gqa"
 """The mode in which the query heads of a key/value head are rows of one tile."""
+INTERLEAVED = "interleaved"
+"""The mode of persistent blocks in which the rows of a tile are all query heads of a key/value head
+for one query, then those for the next: a tile has fewer queries, and they see fewer keys."""
 SEPARATE_DQ = "separate_dq"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no gradients

@@ -17,6 +17,7 @@ from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
     EXCLUSIVE_DQ,
+    INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
     PACK_GQA,
     PERSISTENT,
@@ -153,7 +154,8 @@ class Program(Generic[S]):
 PARTS = "parts"
 """The mode of a program that runs a mask in parts."""
 MODE_NAMES = {
-    DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa", DETERMINISTIC: "in order",
+    DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa",
+    INTERLEAVED: "interleaved", DETERMINISTIC: "in order",
     EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq",
 }  # fmt: skip
 """Names of modes in reports."""
@@ -195,6 +197,18 @@ def programs_of(
             if backward and not wanted.deterministic:
                 idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
             yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
+
+
+def interleaved_program(unit: S, facts: Facts, heads: int) -> Program[S]:
+    """Return the program of one source in the mode INTERLEAVED.
+
+    Args:
+        unit: the source.
+        facts: the tiles, whose rows are those of all these heads.
+        heads: query heads that are rows of one tile.
+    """
+    cycles = _cycles(unit, INTERLEAVED, facts, 1.0) / heads
+    return Program(unit, INTERLEAVED, cycles if facts.tally is not None else math.inf)
 
 
 def _forward(wanted: Pass) -> dict[str, str]:
@@ -273,6 +287,8 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
         mode, factor = DEFAULT, _STEPS if facts.adds_in_steps else _TURNS
     elif mode == EXCLUSIVE_DQ and mode not in costs:
         mode = DEFAULT
+    elif mode == INTERLEAVED and mode not in costs:
+        mode = PERSISTENT
     cost = costs.get(mode)
     if cost is None:
         return math.inf

@@ -13,6 +13,7 @@ from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
     EXCLUSIVE_DQ,
+    INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
     SEPARATE_DQ,
     Bundle,
@@ -27,7 +28,16 @@ from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
 from maskc.dispatch.launch_plan import LaunchPlan, launch_plan
-from maskc.dispatch.programs import PARTS, Emitted, Facts, cheapest, least, programs_of
+from maskc.dispatch.packing import interleaved, narrowed
+from maskc.dispatch.programs import (
+    PARTS,
+    Emitted,
+    Facts,
+    cheapest,
+    interleaved_program,
+    least,
+    programs_of,
+)
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.stand_ins import expected_tally
 from maskc.dispatch.tables import Tables, make_tables, per_sequence
@@ -189,7 +199,8 @@ class SourceSelector:
             unit = _working(unit, apart=True)
         elif program.mode == DETERMINISTIC:
             unit, wanted = self._ordered(unit, wanted), replace(wanted, deterministic=True)
-        tables = self._tables_of(unit, wanted, bound, place, lists)
+        listed = narrowed(unit, place.packed) if program.mode == INTERLEAVED else unit
+        tables = self._tables_of(listed, wanted, bound, place, lists)
         rest = (wanted, place, bound.params, tables, outputs)
         return launch_plan(self.bundle, unit, program.mode, *rest)
 
@@ -242,6 +253,25 @@ class SourceSelector:
             if self._tables_of(ordered, wanted, bound, place).chain > _MOST_TURNS:
                 return least(programs(unit, counted(unit)))
         return best
+
+    def interleave(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, best: Emitted
+    ) -> tuple[Emitted, Place]:
+        """Return the program of a pass and its tokens: with interleaved heads if that is predicted
+        to take less time than `best`, otherwise as they are; arguments as of `choose`."""
+        units = self._choice(unit, wanted, place)
+        able, packed = interleaved(self.bundle, units, wanted, bound, place)
+        sizes = place.sizes
+        if tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv) in self.tuned:
+            return best, place
+        counted = self._expected if self._stands_in(unit, bound) else self._counted
+        program = best
+        with suppress(TooManyTiles, TooMuchWork):
+            for other in able:
+                facts = counted(wanted, bound, packed, narrowed(other, packed.packed))
+                program = min(program, interleaved_program(other, facts, packed.packed),
+                              key=lambda program: program.time)  # fmt: skip
+        return (best, place) if program is best else (program, packed)
 
     def compare(
         self, unit: SourceUnit, wanted: Pass, place: Place, facts: Callable[[SourceUnit], Facts],
@@ -350,7 +380,7 @@ class SourceSelector:
         lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (unit.key, unit.tile, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = self._params(bound)

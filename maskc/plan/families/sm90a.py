@@ -62,7 +62,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import INTERLEAVED, PACK_GQA, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.score import pair_read
@@ -296,6 +296,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("default", default_mode), ("persistent", persistent)]
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
         modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
+        modes.append((INTERLEAVED, replace(persistent, macro="INTERLEAVED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -349,7 +350,7 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     room = dim * keys + keys * (dim + 4)  # before and after
     turn = Launch("attention_transpose_v", Grid.tile_columns, 256, room, per_block=keys)
     # With one tile of q, persistent blocks store rows from registers, which then spill.
-    omitted = (PACK_GQA, "persistent") if default.one_q else (PACK_GQA,)
+    omitted = (PACK_GQA, INTERLEAVED, *(("persistent",) if default.one_q else ()))
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
         for name, mode in default.modes

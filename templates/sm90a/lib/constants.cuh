@@ -1,5 +1,11 @@
 // Modes of a forward pass, and constants derived from its schedule; see gen/constants.cuh.j2.
 
+#ifndef INTERLEAVED
+#define INTERLEAVED 0  // persistent, and tiles have the rows of all heads of a query side by side
+#endif
+#if INTERLEAVED
+#define PERSISTENT 1
+#endif
 #ifndef PERSISTENT
 #define PERSISTENT 0  // persistent: blocks loop over tile rows
 #endif
