@@ -66,7 +66,7 @@ struct Shared {
     unsigned char lists[LIST_BYTES];  // the lists begin in v
 #endif
 #endif
-    u64 q_full[Q_TILES * Q_PARTS], q_free[Q_TILES * Q_PARTS];
+    u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
 #if E4M3_POOLS
     u64 pool_k_full[STAGES], pool_k_free[STAGES], pool_v_full[STAGES], pool_v_free[STAGES];
@@ -75,7 +75,7 @@ struct Shared {
     u64 started;              // the producer has written first_word
     i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
-    struct Row row[Q_TILES * Q_PARTS];  // the row that this part of q belongs to
+    struct Row row[Q_TILES];  // the row that this stage's q belongs to
 #if PACK_GQA
     i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this one
 #endif
@@ -94,9 +94,9 @@ FN void initialize(struct Shared &shared) {
 #if WITH_ENTMAX
     barrier_init(shared.decided, 4 * GROUPS + 1);
 #endif
-    for (int i = 0; i < Q_TILES * Q_PARTS; i++) {
-        barrier_init(shared.q_full[i], WITH_ENTMAX ? Q_PARTS : 1);  // entmax uses the first only
-        barrier_init(shared.q_free[i], WITH_ENTMAX ? GROUPS : GROUPS / Q_PARTS);
+    for (int i = 0; i < Q_TILES; i++) {
+        barrier_init(shared.q_full[i], 1);
+        barrier_init(shared.q_free[i], GROUPS);
     }
     for (int i = 0; i < STAGES; i++) {
 #if E4M3_POOLS
@@ -274,9 +274,6 @@ FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-// The part of q that the warpgroup reads. Computed again each time: registers are few.
-FN i32 q_part() { return Q_PARTS > 1 ? (i32)threadIdx.x / 128 - 1 : 0; }
-
 // Whether the next row's q may take the place of this one, as no product reads it again.
 FN bool frees_q(i32 next) { return STORE_DIRECT && next & (FIRST | END); }
 
@@ -304,8 +301,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (word & END) return;
     wait(shared.k_full[0], 0);
     i32 next = shared.next[0];
-    wait(shared.q_full[q_part()], 0);
-    struct Row row = row_in(shared, q_part());
+    wait(shared.q_full[0], 0);
+    struct Row row = row_in(shared, 0);
     begin_row(factors, p, row);
     begin_row(long_sum);
     i32 query = query_of(row, group);
@@ -326,7 +323,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     products_wait<0>();
     fence_operand(s);
     if (leader) arrive(shared.k_free[0]);
-    if (leader && frees_q(next)) arrive(shared.q_free[q_part()]);
+    if (leader && frees_q(next)) arrive(shared.q_free[0]);
     multiply_scores(s, factors);
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
@@ -369,8 +366,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const struct Factors old_factors = factors;
         if (first) {
             q_place.next();
-            wait(shared.q_full[q_place.at * Q_PARTS + q_part()], q_place.phase);
-            row = row_in(shared, q_place.at * Q_PARTS + q_part());
+            wait(shared.q_full[q_place.at], q_place.phase);
+            row = row_in(shared, q_place.at);
             begin_row(factors, p, row);
             query = query_of(row, group);
             take_q(q, shared, q_place.at, group);
@@ -394,7 +391,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         products_wait<1>();
         fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
-        if (leader && frees_q(next)) arrive(shared.q_free[q_part()]);
+        if (leader && frees_q(next)) arrive(shared.q_free[0]);
         if (PV_WAIT == 0) {
             products_wait<0>();
             fence_operand(weights);

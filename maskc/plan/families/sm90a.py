@@ -317,7 +317,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         ),
         modes=tuple(modes),
         maps=(
-            TensorMap("q", SLAB if one_q else tile.q),
+            TensorMap("q", tile.q),
             TensorMap("k", keys),
             TensorMap("v", keys),
             TensorMap("out", 64),

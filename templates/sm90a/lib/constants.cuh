@@ -28,7 +28,6 @@ constexpr int PV_WAIT =
 
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_TILES = PERSISTENT && !ONE_Q ? 2 : 1;
-constexpr int Q_ROWS = TILE_Q / Q_PARTS;
 // Out goes to memory from registers, as the next row's q is already in its place.
 constexpr bool STORE_DIRECT = PERSISTENT && ONE_Q;
 constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // in tiles of v and out

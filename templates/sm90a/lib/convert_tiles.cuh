@@ -9,12 +9,12 @@ struct PoolStages {
     unsigned char (&q)[Q_TILES][Q_BYTES];
     unsigned char (&k)[STAGES][K_BYTES_IN_POOL];
     unsigned char (&v)[STAGES][V_BYTES_IN_POOL];
-    u64 (&q_full)[Q_TILES * Q_PARTS], (&q_free)[Q_TILES * Q_PARTS];
+    u64 (&q_full)[Q_TILES], (&q_free)[Q_TILES];
     u64 (&k_full)[STAGES], (&k_free)[STAGES], (&v_full)[STAGES], (&v_free)[STAGES];
     u64 &started;
     i32 &first_word;
     i32 (&next)[STAGES];
-    struct Row (&row)[Q_TILES * Q_PARTS];
+    struct Row (&row)[Q_TILES];
 };
 FN struct PoolStages pool_stages(struct Shared &s) {
     return {s.q, s.pool_k, s.pool_v, s.q_full, s.q_free, s.pool_k_full, s.pool_k_free,

@@ -75,11 +75,8 @@ FN void copy_q(struct Shared &shared, const struct Attention &p, const struct Ma
     const struct Place place = place_of(work.head, p.heads_q);
     shared.first_word = work.count;
     shared.row[0] = {work.tile, place.head, place.batch, 0};
-#pragma unroll
-    for (i32 part = 0; part < Q_PARTS; part++)
-        load_tile<Q_ROWS, OPERAND_SLABS, Q_SLAB>(
-            shared.q[0] + part * Q_ROWS * SLAB_ROW, maps.q, shared.q_full[0],
-            work.tile * TILE_Q + part * Q_ROWS, slice_of(p.q_stride, place.head, place.batch));
+    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
+                      slice_of(p.q_stride, place.head, place.batch));
 }
 
 // Loads the tiles of all passes over one item, and fetches the next item (`coming`) meanwhile. The
@@ -144,7 +141,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
     }
     if (c.storing) wait(shared.q_free[0], c.stored);
     shared.first_word = 0;
-    for (i32 part = 0; part < Q_PARTS; part++) arrive(shared.q_full[0]);
+    arrive(shared.q_full[0]);
     // The last block resets the counter for the next launch.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }

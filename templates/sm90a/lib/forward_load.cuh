@@ -46,17 +46,12 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             shared.next[stage.at] = word;
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
-                const struct Slice q = slice_of(p.q_stride, place.head, place.batch);
-#pragma unroll 1
-                for (i32 part = 0; part < Q_PARTS; part++) {
-                    const i32 at = q_place.at * Q_PARTS + part;
-                    wait(shared.q_free[at], q_place.phase ^ 1);
-                    shared.row[at] = {work.tile, place.head, place.batch, work.shared,
-                                      PACK_GQA ? work.heads : 0};
-                    load_tile<Q_ROWS, OPERAND_SLABS, Q_SLAB>(
-                        shared.q[q_place.at] + part * Q_ROWS * SLAB_ROW, maps.q, shared.q_full[at],
-                        rows_point(p, work.tile * TILE_Q + part * Q_ROWS), q);
-                }
+                wait(shared.q_free[q_place.at], q_place.phase ^ 1);
+                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
+                                          PACK_GQA ? work.heads : 0};
+                load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
+                                  rows_point(p, work.tile * TILE_Q),
+                                  slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
             }
             if (PERSISTENT && left > 0 && left == min_i32(work.count - 1, CLAIM_AT))

@@ -22,12 +22,12 @@ struct Slice {
 FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
     return {stride[1] ? head : 0, stride[0] ? batch : 0};
 }
-template <int ROWS, int COUNT = OPERAND_SLABS, u32 SLAB = ROWS * 128, class At>
+template <int ROWS, int COUNT = OPERAND_SLABS, class At>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const At &at,
                   struct Slice from) {
     arrive_expecting(full, COUNT * ROWS * 128);
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        load_box(shared_address(tile) + i * SLAB, map, full, SLAB_COLUMNS * i, at, from.head,
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, SLAB_COLUMNS * i, at, from.head,
                  from.batch);
 }
