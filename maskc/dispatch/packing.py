@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.bundle import INTERLEAVED, PACK_GQA, Bundle, SourceUnit
-from maskc.core.problem import BY_DISTANCE, Direction, Feature, TileShape
+from maskc.core.bundle import INTERLEAVED, NOT_INTERLEAVED, PACK_GQA, Bundle, SourceUnit
+from maskc.core.problem import Direction, Feature, TileShape
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
@@ -74,7 +74,7 @@ def interleaved(
     """Return the sources that can run a forward pass in the mode INTERLEAVED, and the tokens; no
     source if the heads cannot be rows of one tile.
 
-    They must share a mask, and a power of two of them must share keys. The decision does not depend
+    They must share a mask, and a power of two of them must share keys. The host lists the tiles. The decision does not depend
     on the batch or the number of heads.
 
     Args:
@@ -89,10 +89,10 @@ def interleaved(
         or place.accumulates
         or place.shift is not None
         or place.spacing != 1
+        or bound.given is not None
         or bundle.head_variant
         or bundle.selections
-        or bundle.problem.score is not None
-        or wanted.features & (BY_DISTANCE | {Feature.entmax})
+        or wanted.features & NOT_INTERLEAVED
         or any(place.strides[name][1] <= 0 for name in _PACKED)
         or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):
@@ -100,7 +100,7 @@ def interleaved(
     able = tuple(
         unit
         for unit in units
-        if INTERLEAVED in dict(unit.modes) and not unit.boxes and not unit.thresholds
+        if INTERLEAVED in dict(unit.modes) and not unit.by_documents
     )
     strides = dict(place.strides)
     for name in _PACKED:

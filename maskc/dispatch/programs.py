@@ -8,7 +8,7 @@ the programs of one source, with the reason where one cannot run; `in_parts` add
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -54,6 +54,11 @@ _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 _STEPS = 0.95
 """Cost of a fixed order where `adds_in_steps` holds (windows at 16k, 16 heads, D 128, H200: 2
 columns 0.86 and 0.91, 3 columns 0.97, 5 columns 1.03; D 64, small tiles: 0.93, 0.98 and 1.03)."""
+
+_EXPOSED = 0.2
+"""With interleaved heads, the share of what persistent blocks hide of a row that they do not hide.
+Times relative to those of `persistent` are then predicted to 3 % for causal masks and windows of
+512 and 1024 keys at 8k, and to 5 % for windows of 128 (D 64, 128 and 256, 2 to 8 heads, H200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +175,9 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def programs_of(
-    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False
-) -> Iterator[Program[S]]:
+    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False,
+    interleaved: int = 0,
+) -> Iterator[Program[S]]:  # fmt: skip
     """List the programs of one source, with predicted cycles.
 
     Of equal ones the first is preferred.
@@ -182,11 +188,14 @@ def programs_of(
         facts: the tiles of the pass.
         sizes: of the call.
         accumulates: whether results are joined with those of another launch.
+        interleaved: query heads that are rows of one tile. The only program is then INTERLEAVED;
+            `facts` and `sizes` count these as one head, and cycles are those of each. 0: none are.
     """
     modes = dict(unit.modes) or {DEFAULT: Mode(())}
     backward = wanted.direction is Direction.backward
     sharing = sizes.heads_kv / sizes.heads_q if backward and sizes.heads_q else 1.0
     obstacles = _backward(unit, wanted, facts, sizes, accumulates) if backward else _forward(wanted)
+    obstacles, heads = ({INTERLEAVED: ""}, interleaved) if interleaved else (obstacles, 1)
     for mode, obstacle in obstacles.items():
         if mode in modes:
             cycles = _cycles(unit, mode, facts, sharing)
@@ -196,19 +205,8 @@ def programs_of(
             idle, starts = 0.0, 0.0
             if backward and not wanted.deterministic:
                 idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
-            yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
-
-
-def interleaved_program(unit: S, facts: Facts, heads: int) -> Program[S]:
-    """Return the program of one source in the mode INTERLEAVED.
-
-    Args:
-        unit: the source.
-        facts: the tiles, whose rows are those of all these heads.
-        heads: query heads that are rows of one tile.
-    """
-    cycles = _cycles(unit, INTERLEAVED, facts, 1.0) / heads
-    return Program(unit, INTERLEAVED, cycles if facts.tally is not None else math.inf)
+            cycles, idle, starts = (cycles + joined) / heads, idle / heads, starts / heads
+            yield Program(unit, mode, cycles, obstacle, overhead, idle, starts)
 
 
 def _forward(wanted: Pass) -> dict[str, str]:
@@ -288,7 +286,7 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     elif mode == EXCLUSIVE_DQ and mode not in costs:
         mode = DEFAULT
     elif mode == INTERLEAVED and mode not in costs:
-        mode = PERSISTENT
+        return _interleaved_cycles(costs, tally)
     cost = costs.get(mode)
     if cost is None:
         return math.inf
@@ -296,6 +294,15 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
         return 0.0
     columns = (1 - sharing) * (cost.row * tally.rows + cost.lone * tally.lone)
     return factor * (cost.cycles(tally) - columns)
+
+
+def _interleaved_cycles(costs: Mapping[str, Cost], tally: Tally | None) -> float:
+    """Predict the cycles of tiles with interleaved heads from the costs of other modes."""
+    if tally is None or PERSISTENT not in costs:
+        return math.inf
+    persistent = costs[PERSISTENT]
+    hidden = costs[DEFAULT].row - persistent.row if DEFAULT in costs else 0
+    return persistent.cycles(tally) + _EXPOSED * max(0, hidden) * tally.rows
 
 
 def _overhead(

@@ -15,6 +15,7 @@ from maskc.core.bundle import (
     EXCLUSIVE_DQ,
     INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
+    NOT_INTERLEAVED,
     SEPARATE_DQ,
     Bundle,
     SourceUnit,
@@ -34,7 +35,6 @@ from maskc.dispatch.programs import (
     Emitted,
     Facts,
     cheapest,
-    interleaved_program,
     least,
     programs_of,
 )
@@ -257,20 +257,24 @@ class SourceSelector:
     def interleave(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, best: Emitted
     ) -> tuple[Emitted, Place]:
-        """Return the program of a pass and its tokens: with interleaved heads if that is predicted
-        to take less time than `best`, otherwise as they are; arguments as of `choose`."""
+        """Return the program of a pass and its tokens: with interleaved heads if that was measured
+        or is predicted to take less time than `best`, otherwise as they are; arguments as of
+        `choose`."""
         units = self._choice(unit, wanted, place)
         able, packed = interleaved(self.bundle, units, wanted, bound, place)
-        sizes = place.sizes
-        if tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv) in self.tuned:
-            return best, place
+        measured = self._tuned(wanted, place)
+        if measured:
+            able = tuple(unit for unit in able if measured == f"{unit.key} {INTERLEAVED}")
         counted = self._expected if self._stands_in(unit, bound) else self._counted
         program = best
         with suppress(TooManyTiles, TooMuchWork):
             for other in able:
                 facts = counted(wanted, bound, packed, narrowed(other, packed.packed))
-                program = min(program, interleaved_program(other, facts, packed.packed),
-                              key=lambda program: program.time)  # fmt: skip
+                (made,) = programs_of(
+                    other, wanted, facts, packed.sizes, interleaved=packed.packed
+                )
+                if measured or made.time < program.time:
+                    program = made
         return (best, place) if program is best else (program, packed)
 
     def compare(
@@ -288,9 +292,7 @@ class SourceSelector:
         counted: Callable[[SourceUnit], Facts],
     ) -> Emitted | None:  # fmt: skip
         """The measured program; None if none was measured, or it cannot run."""
-        sizes = place.sizes
-        key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
-        source, _, mode = self.tuned.get(key, "").rpartition(" ")
+        source, _, mode = self._tuned(wanted, place).rpartition(" ")
         for unit in units:
             if unit.key == source:
                 for program in programs(unit, counted(unit)):
@@ -300,9 +302,15 @@ class SourceSelector:
 
     def in_parts(self, wanted: Pass, place: Place) -> bool | None:
         """Whether a pass was measured to be faster in parts; None if nobody measured it."""
+        measured = self._tuned(wanted, place)
+        return measured == PARTS if measured else None
+
+    def _tuned(self, wanted: Pass, place: Place) -> str:
+        """Return the name of the program that was measured to be the fastest; empty if nobody
+        measured the pass."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
-        return self.tuned[key] == PARTS if key in self.tuned else None
+        return self.tuned.get(key, "")
 
     def _programs(
         self, wanted: Pass, place: Place, unit: SourceUnit, facts: Facts
@@ -397,8 +405,10 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     if not unit.modes or whole:
         return (DEFAULT,)
     return tuple(
-        name for name, _ in unit.modes if name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ
-    )
+        name for name, _ in unit.modes
+        if (name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ)
+        and (name != INTERLEAVED or not features & NOT_INTERLEAVED)
+    )  # fmt: skip
 
 
 def _working(unit: SourceUnit, **rule: Any) -> SourceUnit:

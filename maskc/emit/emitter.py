@@ -16,7 +16,6 @@ from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
     OF_KEYS,
-    INTERLEAVED,
     PACK_GQA,
     Bundle,
     Grid,
@@ -324,8 +323,7 @@ def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
         return ()
     schedule = plan.schedule
     if schedule.modes:
-        never = (PACK_GQA, INTERLEAVED) if plan.boxes else ()
-        return tuple((n, mode) for n, mode in schedule.modes if n not in never)
+        return tuple((n, mode) for n, mode in schedule.modes if n != PACK_GQA or not plan.boxes)
     entry = "attention_forward" if plan.chosen is None else "attention_choose"
     launch = Launch(entry, Grid.rows, 32 * schedule.warps, schedule.shared_bytes)
     return (("default", Mode((launch,))),)

@@ -4,7 +4,7 @@ from tests.support.emulated import emulated_card  # noqa
 from tests.support.exact_attention import called, live_pairs, vectors
 from tests.support.hopper import BAND, check, compiled, given, modes
 
-@pytest.mark.parametrize("dim,heads", [(256,4),(128,2),(64,8)])
+@pytest.mark.parametrize("dim,heads", [(256,4),(64,8)])
 def test_inter(dim, heads):
     attn = compiled(BAND, dim, mode="interleaved")
     check(attn, given(130, 200, dim, batch=2, heads=2*heads, kv_heads=2), live_pairs(BAND, 130, 200))

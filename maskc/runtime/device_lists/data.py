@@ -17,7 +17,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import DETERMINISTIC, INTERLEAVED, PACK_GQA, Bundle, SourceUnit
+from maskc.core.bundle import DETERMINISTIC, Bundle, SourceUnit
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction, Feature
@@ -25,7 +25,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import launch_plan
-from maskc.dispatch.packing import narrowed, packed
+from maskc.dispatch.packing import packed
 from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
@@ -99,21 +99,19 @@ class DataLists:
         program, place = self._program(unit, wanted, bound, place)
         unit, mode = program.unit, program.mode
         by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
-        listed = narrowed(unit, place.packed) if mode == INTERLEAVED else unit
-        kept = self._kept(listed, place.sizes, bound, wanted.direction, by_head)
+        kept = self._kept(unit, place.sizes, bound, wanted.direction, by_head)
         placed = unit.work is None or mode == DETERMINISTIC
         ptr = np.atleast_2d(dict(kept.parts)["row_ptr"])
         making = Making(
-            unit=listed, sizes=place.sizes, given=given, readings=self._readings,
+            unit=unit, sizes=place.sizes, given=given, readings=self._readings,
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
-            kept=int((ptr[:, -1] - ptr[:, 0]).max()), wide=kept.wide,
-            packed=place.packed if mode == PACK_GQA else 0,
+            kept=int((ptr[:, -1] - ptr[:, 0]).max()), wide=kept.wide, packed=place.packed,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
         if too_many or making.room()[1] > _MOST_ENTRIES:
             raise Unlisted
-        return self._planned(self._unit, making, program, kept, wanted, bound, place, outputs)
+        return self._planned(self._unit, making, mode, kept, wanted, bound, place, outputs)
 
     def _program(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
@@ -129,8 +127,7 @@ class DataLists:
             fit = packed(bundle, unit, wanted, replace(bound, arrays=shapes), place)
             if fit is not None and fit[0].unit.work is not None:
                 return fit
-        program = selector.choose(unit, wanted, bound, place)
-        return selector.interleave(unit, wanted, bound, place, program)
+        return selector.choose(unit, wanted, bound, place), place
 
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool
@@ -146,7 +143,7 @@ class DataLists:
             raise Unlisted
         params, reach = bound.params, _reach(unit, bound)
         heads = sizes.heads_q if by_head else 0
-        key = (unit.key, unit.tile, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads, reach)
+        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads, reach)
         tables = self._tables.get(key)
         if tables is None:
             kept_unit = replace(unit, work=None)
@@ -161,20 +158,19 @@ class DataLists:
         return tables
 
     def _planned(
-        self, source: SourceUnit, making: Making, program: Emitted, kept: Tables, wanted: Pass,
+        self, source: SourceUnit, making: Making, mode: str, kept: Tables, wanted: Pass,
         bound: Bound, place: Place, outputs: tuple[Output, ...],
     ) -> ListsPlan:  # fmt: skip
         """The plan of a pass.
 
         Args:
             source: makes the lists.
-            program: reads them.
             kept: what the masks could keep.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        built, unit, mode, index = self._built, program.unit, program.mode, wanted.device[1]
+        built, unit, index = self._built, making.unit, wanted.device[1]
         batches, heads = making.extents
         work = None
         if unit.work is not None:

@@ -1,9 +1,6 @@
 // Modes of a forward pass, and constants derived from its schedule; see gen/constants.cuh.j2.
 
-#ifndef INTERLEAVED
-#define INTERLEAVED 0  // persistent, and tiles have the rows of all heads of a query side by side
-#endif
-#if INTERLEAVED
+#if INTERLEAVED  // persistent, and the rows of a tile are all heads of a query, then of the next
 #define PERSISTENT 1
 #endif
 #ifndef PERSISTENT
