@@ -52,8 +52,6 @@ from maskc.layout import (
     beside_documents,
     build,
     extents,
-    kernel_lists,
-    list_spans,
     load_of,
     sequence_arrays,
 )
@@ -182,6 +180,17 @@ def _cases() -> Iterator[Case]:
         yield from _plain(f"few_full_{n}", mc.full, (1, 16, n), 64, 128)
         yield from _plain(f"few_window_{n}", lambda: hf(256), (1, 16, n), 64, 128)
     yield from _plain("few_cross_4k_77", mc.full, (1, 16, 4096, 77), 64, 128)
+    yield from _plain("few_narrow_4k", lambda: mc.window(47), (1, 16, 4096), 64)
+    yield from _plain("few_causal_4k_77", mc.causal, (1, 16, 4096, 77), 64, 128)
+    for n in (512, 2048):
+        yield from _plain(f"few_wide_{n}", mc.causal, (1, 16, n), 256)
+        for name, mask in {
+            "streaming": streaming, "longformer": longformer, "blocks128": mc.block_diagonal(128),
+            "prefix": mc.causal() | mc.prefix(256), "dilated": mc.dilated(63, stride=8),
+        }.items():  # fmt: skip
+            yield from _plain(f"few_{name}_{n}", lambda m=mask: m, (1, 16, n), 64, 128)
+    for name, mask in {"causal": mc.causal, "window": lambda: hf(256)}.items():
+        yield from _plain(f"few_{name}_512_8k", mask, (1, 16, 512, 8192), 64, 128)
     yield _documents(300, 16384, (32, 8), 128)
     yield _documents(900, 16384, (32, 8), 128)
     yield _documents(400, 16384, (16, 16), 72)
@@ -447,8 +456,8 @@ def _counted(
     ]  # fmt: skip
     items = None
     if unit.work is not None and direction is Direction.backward:
-        spans = list_spans(kernel_lists([layout.transpose() for layout in layouts])[0])
-        items = load_of(spans, unit.work, case.batch * case.heads, case.n_q)
+        heads = case.batch * case.heads
+        items = load_of(layouts, direction, unit.work, heads, case.n_q, case.n_kv)
     return [tally_of([layout], direction) for layout in layouts], items, adders_of(layouts)
 
 

@@ -109,7 +109,10 @@ class Grid(Enum):
     """One block per item of the work list."""
     stream = "stream"
     """Persistent: as many blocks as the device runs at once, at most one per item. Blocks fetch
-    items from a counter."""
+    items from a counter, and share those without tiles."""
+    stream_rows = "stream_rows"
+    """Persistent: as many blocks as the device runs at once, at most one per tile row, head and
+    sequence."""
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     sides = "sides"

@@ -1,10 +1,9 @@
 """Predict the cost of a pass.
 
 Predictions depend only on the mask, the lengths and the model of the card. Each distinct list of
-tiles counts once, regardless of the number of heads or sequences. One mask at one pair of lengths
-therefore always runs the same source on one model of card, with bitwise equal results. Backward
-passes add up in any order unless they are deterministic: only there heads and sequences count, see
-`Items`.
+tiles counts once, regardless of the number of heads or sequences. Those only count in `Items`, for
+calls that need not be batch-invariant. All other calls with one mask and one pair of lengths run
+the same program on one model of card, with bitwise equal results.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ class Items:
         """Return the time of the launch relative to evenly divided work; at least 1.
 
         Blocks take turns. If there are at most two turns, the last one takes as long as the first,
-        however few items it has. If there are more, blocks drift apart, and it costs less.
+        however few items it has. If there are more, blocks drift apart, and it costs less. The
+        longest item starts first. It is alone for most of its time, because the others are shorter.
 
         Args:
             launch: the multiprocessors, and how fast a block is alone.
@@ -62,7 +62,7 @@ class Items:
         turns = whole + self._turn(rest, launch, resident)
         if self.count > _FEW_TURNS * slots:
             turns = min(turns, self.count / slots + _LAST_TURN)
-        first = self.longest * self._turn(min(self.count, slots), launch, resident)
+        first = self.longest * self._turn(1, launch, resident)
         return max(1.0, slots * max(first / self.tiles, turns / self.count))
 
     @staticmethod

@@ -205,7 +205,9 @@ def _blocks(
         case Grid.items if work is not None:
             return max(1, len(work.items))
         case Grid.stream if work is not None:
-            return max(1, min(work.filled, multiprocessors * launch.resident))
+            return max(1, min(len(work.items), multiprocessors * launch.resident))
+        case Grid.stream_rows:
+            return min(queries // unit.tile.q, multiprocessors * launch.resident)
     return queries // unit.tile.q
 
 

@@ -74,7 +74,7 @@ class Facts:
     shared: bool = False
     """Whether several items of the work list add to the same tile column."""
     items: Items | None = None
-    """The work items of a backward pass of all heads; None where nobody counted them."""
+    """The work items of a pass of all heads; None where nobody counted them."""
 
     @property
     def adds_in_steps(self) -> bool:
@@ -203,8 +203,9 @@ def programs_of(
             overhead = _overhead(unit, mode, launches, facts, cycles)
             joined = unit.costs[0].launch.join * sizes.n_q if accumulates and unit.costs else 0.0
             idle, starts = 0.0, 0.0
-            if backward and not wanted.deterministic:
-                idle, starts = _waiting(unit, mode, launches, facts, sizes, cycles)
+            if not wanted.deterministic:
+                waiting = _waiting_backward if backward else _waiting_forward
+                idle, starts = waiting(unit, mode, launches, facts, sizes, cycles)
             cycles, idle, starts = (cycles + joined) / heads, idle / heads, starts / heads
             yield Program(unit, mode, cycles, obstacle, overhead, idle, starts)
 
@@ -280,29 +281,29 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     if not unit.costs:
         return 0.0
     costs = {cost.mode: cost for cost in unit.costs}
-    factor = 1.0
+    factor, more = 1.0, 0.0
     if mode == DETERMINISTIC and mode not in costs:
         mode, factor = DEFAULT, _STEPS if facts.adds_in_steps else _TURNS
     elif mode == EXCLUSIVE_DQ and mode not in costs:
         mode = DEFAULT
     elif mode == INTERLEAVED and mode not in costs:
-        return _interleaved_cycles(costs, tally)
+        mode, more = PERSISTENT, _hidden(unit, PERSISTENT) - _hidden(unit, mode)
     cost = costs.get(mode)
     if cost is None:
         return math.inf
     if tally is None:
         return 0.0
     columns = (1 - sharing) * (cost.row * tally.rows + cost.lone * tally.lone)
-    return factor * (cost.cycles(tally) - columns)
+    return factor * (cost.cycles(tally) + more * tally.rows - columns)
 
 
-def _interleaved_cycles(costs: Mapping[str, Cost], tally: Tally | None) -> float:
-    """Predict the cycles of tiles with interleaved heads from the costs of other modes."""
-    if tally is None or PERSISTENT not in costs:
-        return math.inf
-    persistent = costs[PERSISTENT]
-    hidden = costs[DEFAULT].row - persistent.row if DEFAULT in costs else 0
-    return persistent.cycles(tally) + _EXPOSED * max(0, hidden) * tally.rows
+def _hidden(unit: Source, mode: str) -> float:
+    """Return the cycles of a row that persistent blocks hide behind the next row."""
+    rows = {cost.mode: cost.row for cost in unit.costs}
+    if mode not in (PERSISTENT, INTERLEAVED) or not {DEFAULT, PERSISTENT} <= rows.keys():
+        return 0.0
+    share = 1 - _EXPOSED if mode == INTERLEAVED else 1.0
+    return share * max(0, rows[DEFAULT] - rows[PERSISTENT])
 
 
 def _overhead(
@@ -321,7 +322,28 @@ def _overhead(
     return len(launches) * launch.start + waits
 
 
-def _waiting(
+def _waiting_forward(
+    unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
+    cycles: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the cycles of a forward pass while multiprocessors are idle; arguments as of
+    `_waiting_backward`.
+
+    All programs have one launch, whose start they need not compare. A persistent block hides a part
+    of each row behind the next one, but has no row to hide its last one.
+    """
+    tally, items, exposed = facts.tally, facts.items, 0.0
+    if not unit.costs or tally is None or items is None or not items.tiles or math.isinf(cycles):
+        return 0.0, 0.0
+    launch = unit.costs[0].launch
+    resident = max((kernel.resident for kernel in launches), default=1)
+    if hidden := _hidden(unit, name):
+        blocks = min(items.count, launch.multiprocessors * resident)
+        exposed = hidden * blocks * tally.tiles / items.tiles  # of distinct lists: each counts once
+    return items.stretch(launch, resident) * (cycles + exposed) - cycles, 0.0
+
+
+def _waiting_backward(
     unit: Source, name: str, launches: tuple[Launch, ...], facts: Facts, sizes: Sizes,
     cycles: float,
 ) -> tuple[float, float]:  # fmt: skip

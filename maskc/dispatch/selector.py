@@ -273,7 +273,7 @@ class SourceSelector:
                 (made,) = programs_of(
                     other, wanted, facts, packed.sizes, interleaved=packed.packed
                 )
-                if measured or made.time < program.time:
+                if measured or (facts.tally is not None and made.time < program.time):
                     program = made
         return (best, place) if program is best else (program, packed)
 
@@ -339,8 +339,7 @@ class SourceSelector:
         work, alike = tables.work, self._keeps_bits(unit.target)
         adders = None if alike and wanted.deterministic else tables.adders
         shared = work is not None and work.shared
-        backward = wanted.direction is Direction.backward
-        items = work.load if backward and work is not None else None
+        items = work.load if work is not None else None
         return Facts(tables.tally, adders, work is not None and not alike, shared, items)
 
     def _expected(self, wanted: Pass, bound: Bound, place: Place, unit: SourceUnit) -> Facts:

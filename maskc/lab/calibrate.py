@@ -39,7 +39,7 @@ from maskc.dsl.combinators import (
 from maskc.dsl.mask import Mask
 from maskc.dsl.tracer import where
 from maskc.lab.fitting import GHZ, Fit, Sample, fits
-from maskc.layout import build, list_spans, load_of
+from maskc.layout import build, load_of
 from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import first_card, runs
@@ -191,8 +191,7 @@ def work_of_probe(
     layout = build(attn.bundle.variants[0].recipe(unit.tile), probe.n_q, probe.n_kv, {}, {})
     heads, stretch = probe.batch * probe.heads, 1.0
     if direction is Direction.backward and unit.work is not None:
-        spans = list_spans(layout.transpose().row_ptr[None])
-        columns = load_of(spans, unit.work, heads, probe.n_q)
+        columns = load_of([layout], direction, unit.work, heads, probe.n_q, probe.n_kv)
         stretch = stretch_of_program(unit, mode, columns, adders_of([layout]), heads)
     return work_of(unit, mode, dim, tally_of([layout], direction), heads, stretch)
 

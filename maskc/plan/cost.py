@@ -37,7 +37,7 @@ from maskc.dispatch.programs import (
 )
 from maskc.dispatch.residue_split import in_turn, obstacle
 from maskc.dispatch.stand_ins import LONGEST, SAMPLE, of_documents
-from maskc.layout import kernel_lists, list_spans, load_of, views
+from maskc.layout import load_of, views
 from maskc.layout.inputs.max_seqlen import promises
 from maskc.layout.tiles.document_tiles import beside_documents
 from maskc.layout.work.tile_counts import adders_of, tally_of
@@ -260,22 +260,21 @@ def _counted(
     """Return the tiles of a source, counted one by one.
 
     Args:
-        heads: of all sequences, whose work items a backward pass has; 0 leaves these out.
+        heads: of all sequences, whose work items are counted; 0 leaves these out.
     """
     layouts = [tiles(source.plan, mask, n_q, n_kv) for mask in source.plan.masks]
-    items = items_of(source.plan, layouts, n_q, heads)
+    items = items_of(source.plan, layouts, n_q, n_kv, heads)
     return Facts(tally_of(layouts, direction), adders_of(layouts), items=items)
 
 
 def items_of(
-    plan: KernelPlan, layouts: Sequence[BlockLayout], n_q: int, heads: int
+    plan: KernelPlan, layouts: Sequence[BlockLayout], n_q: int, n_kv: int, heads: int
 ) -> Items | None:
-    """Return the work items of a backward pass of so many heads; None in other passes."""
+    """Return the work items of so many heads; None where there are none."""
     rule = plan.schedule.work
-    if not heads or plan.direction is not Direction.backward or rule is None:
+    if not heads or rule is None:
         return None
-    spans = list_spans(kernel_lists([layout.transpose() for layout in layouts])[0])
-    return load_of(spans, rule, heads, n_q)
+    return load_of(layouts, plan.direction, rule, heads, n_q, n_kv)
 
 
 def _listed_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[ListedLines]:

@@ -64,7 +64,8 @@ def _whole(
     for candidate in candidates(plan, direction, n_q, n_kv):
         candidate_plan = candidate.plan
         layouts = [tiles(candidate_plan, mask, n_q, n_kv) for mask in candidate_plan.masks]
-        adders, items = adders_of(layouts), items_of(candidate_plan, layouts, n_q, owners)
+        adders = adders_of(layouts)
+        items = items_of(candidate_plan, layouts, n_q, n_kv, owners)
         facts = [Facts(tally_of([one], direction), adders, items=items) for one in layouts]
         fastest = [least(programs_at(candidate, one, n_q, n_kv, heads=owners)) for one in facts]
         if not candidate.costs or any(program.obstacle for program in fastest):

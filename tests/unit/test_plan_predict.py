@@ -54,12 +54,16 @@ def test_against_what_was_measured():
 
 
 def test_a_pass_in_numbers():
-    """One tile row by hand: D 192 has one source, in blocks of 128 x 96."""
+    """D 192 has one source, in blocks of 128 x 96: five rows run side by side, and 132,000 rows
+    keep all of 132 multiprocessors busy. A persistent block does not hide its last row."""
     plan = planned(mc.full(), 192)
-    (cost,) = (one for one in costs_of(plan) if one.mode == "persistent")
+    default, persistent = costs_of(plan)
     card = card_of("sm_90a")
-    cycles = 5 * (cost.row + 2 * cost.tile + 0 * cost.masked)
-    assert milliseconds(plan, FORWARD, 128, 192, 5) == pytest.approx(card.milliseconds(cycles))
+    row = persistent.row + 2 * persistent.tile
+    for heads, rows in ((5, 1), (132_000, 1000)):
+        cycles = 132 * (rows * row + default.row - persistent.row)
+        time_ms = milliseconds(plan, FORWARD, 128, 192, heads)
+        assert time_ms == pytest.approx(card.milliseconds(cycles))
     assert Card("any", 10, 2.0, 5.0).milliseconds(4e6, 3) == pytest.approx(0.2 + 0.015)
 
 

@@ -61,7 +61,7 @@ def test_short_work_streams(machine):
     assert machine.built == [("forward", "persistent", [])]
     (tables,) = mask._planner.whole.selector.tables._values.values()
     assert (tables.work.mean, tables.work.filled, tables.work.empty) == (1.0, 8, 8)
-    assert machine.launched() == [("attention_forward", 8, 384)]
+    assert machine.launched() == [("attention_forward", 16, 384)]
     mask(*given(n=128, batch=50))
     assert machine.launched() == [("attention_forward", 132, 384)]
     assert len(machine.built) == 1

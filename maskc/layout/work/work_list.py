@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,8 +11,10 @@ from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.cost import Items
 from maskc.core.errors import TooMuchWork
+from maskc.core.layout import BlockLayout
+from maskc.core.problem import Direction
 from maskc.layout.tiles.expand import numbered
-from maskc.layout.tiles.spans import Spans
+from maskc.layout.tiles.spans import Spans, list_spans
 
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
 """The most items: their fields are indexed with 32 bits."""
@@ -325,20 +328,29 @@ def backward_work(
     return _in_columns(work, spans.count.shape[1], batch * heads_kv, size, rule.apart)
 
 
-def load_of(spans: Spans, rule: WorkList, heads: int, n_q: int) -> Items:
-    """Count the items of a backward pass in which every head has keys and values of its own.
+def load_of(
+    layouts: Sequence[BlockLayout], direction: Direction, rule: WorkList, heads: int, n_q: int,
+    n_kv: int,
+) -> Items:  # fmt: skip
+    """Count the items of a pass in which every head has keys and values of its own.
 
     Args:
-        spans: the live tiles of every tile column.
+        layouts: the distinct lists of tiles, by tile rows.
+        direction: the pass.
         rule: of the source.
         heads: of all sequences; the lists have equal shares of them.
-        n_q: queries per sequence.
+        n_q, n_kv: queries and keys.
 
     Raises:
         TooMuchWork: more items than 32 bits index.
     """
-    lists = len(spans.count)
-    load = backward_work(spans, np.arange(lists)[None], lists, n_q, rule).load
+    lists, backward = len(layouts), direction is Direction.backward
+    by_lines = [layout.transpose() if backward else layout for layout in layouts]
+    spans, of_head = list_spans(np.stack([one.row_ptr for one in by_lines])), np.arange(lists)[None]
+    load = (
+        backward_work(spans, of_head, lists, n_q, rule) if backward
+        else forward_work(spans, of_head, lists, n_q, n_kv, rule)
+    ).load  # fmt: skip
     return Items(round(load.count * heads / lists), round(load.tiles * heads / lists), load.longest)
 
 

@@ -254,7 +254,7 @@ def _separate_dq(schedule: BackwardSchedule, room: int) -> Mode:
     """
     launches = {launch.entry: launch for launch in dict(schedule.modes)[EXCLUSIVE_DQ].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
-    rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
+    rows = replace(main, entry="attention_backward_rows", grid=Grid.stream_rows, shared_bytes=room)
     return Mode((rows, main, keys), "SEPARATE_DQ")
 
 
