@@ -90,6 +90,7 @@ def interleaved(
         or place.shift is not None
         or place.spacing != 1
         or bound.given is not None
+        or wanted.pages is not None
         or bundle.head_variant
         or bundle.selections
         or wanted.features & NOT_INTERLEAVED

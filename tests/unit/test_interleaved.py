@@ -8,6 +8,8 @@ import torch
 
 import maskc as mc
 from maskc.core.bundle import INTERLEAVED
+from maskc.core.problem import Direction
+from maskc.dispatch.selector import tuning_key
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
 from tests.support.hopper import BAND, compiled, given, modes, same_bits
@@ -40,8 +42,8 @@ def forward_modes(attn):
         (BAND, 64, (130, 70), (16, 2), {"batch": 2, "row_tiles": 1}),
         (BAND, 248, (75, 300), (2, 1), {"dtype": "float16", "row_tiles": 2}),
         (PAIRS, 64, (201, 201), (4, 1), {"dtype": "float16"}),
-        (BITS, 64, (100, 160), (8, 1), {"apart": True}),
-        (LATE, 256, (190, 90), (4, 1), {"apart": True}),
+        (BITS, 64, (100, 160), (8, 1), {"axes": (0, 2, 1, 3)}),
+        (LATE, 256, (190, 90), (4, 1), {"axes": (2, 0, 1, 3), "batch": 2}),
         more(LATE, 64, (190, 90), (32, 2), {}),
         more(mc.causal(), 64, (33, 400), (64, 1), {"row_tiles": 1}),
         more(mc.causal() | mc.prefix(40), 256, (150, 150), (16, 1), {"dtype": "float16"}),
@@ -53,8 +55,8 @@ def test_against_fp64(mask, dim, sizes, heads, options):
     attn = compiled(mask, dim, dtype, mode=INTERLEAVED, row_tiles=options.get("row_tiles"))
     shape = {"batch": options.get("batch", 1), "heads": heads[0], "kv_heads": heads[1]}
     made = given(*sizes, dim, dtype, **shape)
-    if "apart" in options:
-        made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
+    axes = options.get("axes", (0, 1, 2, 3))
+    made = [x.permute(axes).contiguous().permute(*np.argsort(axes)) for x in made]
     live = live_pairs(mask, *sizes)
     check(attn, made, live)
     check(attn, made, live, softcap=3.0, scale=-0.2, **vectors(["sink_logits"], heads[0]))
@@ -77,19 +79,6 @@ def test_bits_depend_on_no_order_and_no_batch(hopper, dim):
     alone = called(attn, *(x[1:2] for x in made[:3]), deterministic=True)
     assert all(torch.equal(alone[name], x[1:2]) for name, x in want.items())
     assert forward_modes(attn) == {INTERLEAVED}
-
-
-@pytest.mark.parametrize("layout", ["bshd", "sbhd"])
-def test_layouts(hopper, layout):
-    """Of calls that choose the mode themselves."""
-    mask = mc.causal() & mc.window(70)
-    made = given(400, 400, 256, batch=2, heads=4)[:3]
-    axes = {"bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3)}[layout]
-    launched = len(hopper.launches)
-    out = mc.attention(*(x.permute(axes).contiguous() for x in made), mask, layout=layout)
-    want = mask.compile(256, target="sm_90a")(*made)
-    assert len(hopper.launches) > launched
-    torch.testing.assert_close(out, want.permute(axes), atol=0, rtol=0)
 
 
 FORCED = {"mode": INTERLEAVED}
@@ -116,8 +105,18 @@ def test_calls_without_the_mode(mask, dim, heads, made, options):
     assert INTERLEAVED not in forward_modes(attn)
 
 
+def test_data_on_the_device_is_without_the_mode():
+    mask = mc.flags("x") & BAND
+    flags = np.random.default_rng(0).random((2, 150)) < 0.6
+    attn = compiled(mask, 64, mode=INTERLEAVED)
+    live = torch.from_numpy(mask.dense(150, 150, x=flags)).reshape(2, 1, 150, 150)
+    made = given(150, 150, 64, batch=2, heads=8, kv_heads=2)
+    check(attn, made, live, data={"x": torch.from_numpy(flags)})
+    assert INTERLEAVED not in forward_modes(attn)
+
+
 def test_windows_take_it():
-    """Where it has fewer tiles: not with one row of tiles, and as measured."""
+    """Unless a measurement says otherwise, and in deterministic calls, too."""
     mask, made = mc.causal() & mc.window(70), given(400, 400, 256, heads=4)
     attn = mask.compile(256, target="sm_90a")
     attn(*made[:3])
@@ -126,3 +125,8 @@ def test_windows_take_it():
     assert attn.last_sources == ("sm_90a interleaved",)
     attn(*made[:3], return_lse=True, normalizer="entmax")
     assert attn.last_sources == ("sm_90a default",)
+    for mode in ("persistent", "default", INTERLEAVED):
+        attn.tuned[tuning_key(Direction.forward, False, 400, 400)] = f"sm_90a {mode}"
+        attn.forget_plans()
+        attn(*made[:3])
+        assert attn.last_sources == (f"sm_90a {mode}",)
