@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.core.bundle import INTERLEAVED, NOT_INTERLEAVED, PACK_GQA, Bundle, SourceUnit
-from maskc.core.problem import Direction, Feature, TileShape
+from maskc.core.problem import BY_DISTANCE, Direction, Feature, TileShape
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
