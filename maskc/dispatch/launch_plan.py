@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import INTERLEAVED, PACK_GQA, SEPARATE_DQ_FLOATS, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import (
+    INTERLEAVED,
+    PACK_GQA,
+    SEPARATE_DQ_FLOATS,
+    Bundle,
+    Grid,
+    Launch,
+    SourceUnit,
+)
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import (

@@ -74,8 +74,7 @@ def interleaved(
     """Return the sources that can run a forward pass in the mode INTERLEAVED, and the tokens; no
     source if the heads cannot be rows of one tile.
 
-    They must share a mask, and a power of two of them must share keys. The host lists the tiles. The decision does not depend
-    on the batch or the number of heads.
+    They must share a mask, and a power of two of them must share keys. The host lists the tiles.
 
     Args:
         units: of the pass.
@@ -99,9 +98,7 @@ def interleaved(
     ):
         return (), place
     able = tuple(
-        unit
-        for unit in units
-        if INTERLEAVED in dict(unit.modes) and not unit.by_documents
+        unit for unit in units if INTERLEAVED in dict(unit.modes) and not unit.by_documents
     )
     strides = dict(place.strides)
     for name in _PACKED:

@@ -270,9 +270,7 @@ class SourceSelector:
         with suppress(TooManyTiles, TooMuchWork):
             for other in able:
                 facts = counted(wanted, bound, packed, narrowed(other, packed.packed))
-                (made,) = programs_of(
-                    other, wanted, facts, packed.sizes, interleaved=packed.packed
-                )
+                (made,) = programs_of(other, wanted, facts, packed.sizes, interleaved=packed.packed)
                 if measured or (facts.tally is not None and made.time < program.time):
                     program = made
         return (best, place) if program is best else (program, packed)
@@ -387,7 +385,17 @@ class SourceSelector:
         lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (unit.key, unit.tile, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        key = (
+            unit.key,
+            unit.tile,
+            unit.work,
+            sizes.n_q,
+            sizes.n_kv,
+            others,
+            bound.key,
+            direction,
+            lists,
+        )
         tables = self.tables.get(key)
         if tables is None:
             params = self._params(bound)

@@ -11,6 +11,9 @@ is faster. One warpgroup computes, and two or three blocks share a multiprocesso
 products while another computes exponentials. A call takes the source with the lower time predicted
 from maskc/core/cost.toml. Four blocks at D 64 would leave 104 registers, 12 too few.
 
+Persistent blocks may interleave the query heads of a key/value head: a tile then has fewer queries,
+which see fewer tiles of a narrow mask.
+
 In decoding, the queries of all heads of a key/value head fit one tile. With pack_gqa they are the
 rows of a tile, and keys and values are read once for all of them. The only row of a list is split
 along the keys. A block takes several of these parts, and the last block of a row merges them. On an
@@ -195,9 +198,10 @@ _SMALL_POOL_FORMS = {
 }
 
 _INTERLEAVED = ((64, 64), (256, 256))
-"""Head dimensions, of q and k, and of v, with the mode INTERLEAVED. At 64, 64 query heads over 8 take 0.295 ms for windows
-of 1024 keys at 8k, and 0.325 without it; at 256, 4 over 1 take 0.125 and 0.135 for windows of 512.
-At 128 the mode takes 1 to 7 % more time, and so do small tiles at 64 (bf16, H200)."""
+"""Head dimensions, of q and k, and of v, with the mode INTERLEAVED. At 64, 64 query heads over 8
+take 0.295 ms for windows of 1024 keys at 8k, and 0.325 ms without it. At 256, 4 over 1 take 0.125
+and 0.135 ms for windows of 512. At 128 the mode takes 1 to 7 % more time, and small tiles at 64
+take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
 
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
