@@ -385,17 +385,8 @@ class SourceSelector:
         lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (
-            unit.key,
-            unit.tile,
-            unit.work,
-            sizes.n_q,
-            sizes.n_kv,
-            others,
-            bound.key,
-            direction,
-            lists,
-        )
+        source = unit.key, unit.tile, unit.work
+        key = (*source, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = self._params(bound)
