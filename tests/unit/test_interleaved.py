@@ -48,7 +48,7 @@ def forward_modes(attn):
         more(mc.causal(), 64, (33, 400), (64, 1), {"row_tiles": 1}),
         more(mc.causal() | mc.prefix(40), 256, (150, 150), (16, 1), {"dtype": "float16"}),
     ],
-)  # fmt: skip
+)
 def test_against_fp64(mask, dim, sizes, heads, options):
     """Powers of two of heads, rows in parts, rows without keys, and tokens before heads."""
     dtype = options.get("dtype", "bfloat16")
@@ -95,7 +95,7 @@ BY_HEAD = mc.per_head([mc.causal()] * 4 + [BAND] * 4)
         pytest.param(BAND, 64, (8, 2), FORCED, vectors(["alibi_slopes"], 8), id="alibi"),
         pytest.param(mc.full(), 64, (4, 1), {}, {}, id="no fewer tiles"),
     ],
-)  # fmt: skip
+)
 def test_calls_without_the_mode(mask, dim, heads, made, options):
     n_heads = made.get("heads")
     attn = compiled(mask, dim, **made)
