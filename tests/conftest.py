@@ -51,8 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[ledger.WRITE] = os.environ[ledger.ANEW] = "1"
     if config.getoption("--thorough"):
         os.environ["MASKC_THOROUGH"] = "1"  # read by tests/support/thorough.py
-    else:  # Inductor compiles by -O0, in a third of the time
+    else:  # Inductor compiles by -O0, in a third of the time, and JAX in three quarters
         os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 class _Module(pytest.Module):

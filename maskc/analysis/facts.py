@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import islpy as isl
 import numpy as np
 
-from maskc.analysis.sampled_rows import TRIED, UNEQUAL, have_gaps, sampled_rows
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.ir.id_lists import veiled
+from maskc.ir.sampled_rows import TRIED, UNEQUAL, have_gaps, move_along, sampled_rows
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
 from maskc.ir.types import MaskIR
 
@@ -92,7 +93,7 @@ def _refuted(keep: Expr, lengths: tuple[tuple[int, int], ...]) -> frozenset[str]
             wrong.add(_NO_EMPTY_ROW)
         if have_gaps(rows):
             wrong.add(_CONTIGUOUS)
-        if (rows[:, :-1] != after[:, 1:]).any():
+        if not move_along(rows, after):
             wrong.add(_SHIFTS)
     return frozenset(wrong)
 
@@ -163,21 +164,26 @@ def _causal(view: _View) -> bool:
 
 
 def _no_empty_row(view: _View) -> bool:
-    if _keeps_own_keys(view):
-        return True
-    rows = view.inside.project_out(isl.dim_type.set, 1, 1)
-    return rows.is_subset(view.lower.project_out(isl.dim_type.set, 1, 1))
+    rows = _blind_to_own_keys(view)
+    seen = view.lower.intersect(rows)
+    left, right = (pairs.project_out(isl.dim_type.set, 1, 1) for pairs in (rows, seen))
+    return left.is_subset(right)
 
 
-def _keeps_own_keys(view: _View) -> bool:
-    """Whether every query is proved to see the key at its own position, term by term: most masks
-    keep these keys, and a term without k is a small set."""
+def _blind_to_own_keys(view: _View) -> isl.Set:
+    """Pairs of the rows that may not see the key at their own position; all pairs if no term of
+    the mask keeps all these keys.
+
+    Most masks keep these keys. A term without k is a small set, the projection of a mask a large
+    one.
+    """
     position = E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q))
-    terms = (E.substitute(term, {E.K: position}) for term in E.conjuncts(view.keep))
-    valid = E.ge(position, E.ZERO)
-    return all(
-        view.inside.is_subset(view.universe.set(term, opaque=False)) for term in (valid, *terms)
-    )
+    terms = [E.substitute(term, {E.K: position}) for term in E.conjuncts(view.keep)]
+    hiding = [term for term in terms if not view.inside.is_subset(view.universe.set(term, False))]
+    if len(hiding) == len(terms):
+        return view.inside
+    blind = (E.negate(term) for term in (E.ge(position, E.ZERO), *hiding))
+    return reduce(isl.Set.union, (view.universe.set(x, True) for x in blind)).intersect(view.inside)
 
 
 def _contiguous(view: _View) -> bool:

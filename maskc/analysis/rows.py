@@ -14,6 +14,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.ir.id_lists import veiled
+from maskc.ir.sampled_rows import cross_blocks, sampled_rows
 from maskc.ir.sets import TooHard, budget, greatest, mask_set, token_universe
 
 _OPERATIONS = 50_000
@@ -58,6 +59,8 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
     if veiled(keep) != keep:
         return False
     keep = E.with_values(keep, E.params(keep))
+    if not data and any(cross_blocks(rows, block.k) for _, rows, _ in sampled_rows(keep, {})):
+        return False
     universe = token_universe(keep)
     try:
         with budget(_OPERATIONS):

@@ -13,22 +13,12 @@ import numpy as np
 
 from maskc.core.bundle import DEFAULT, Bundle, SourceUnit
 from maskc.core.cost import Card, Cost, LaunchCost
-from maskc.core.forms import SMALL, TINY
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 
 STEP_KEYS = 12
 """The constant cost of a forward step, in keys: full tiles of 128, 96 and 64 keys took 2830, 2190
 and 1540 cycles at head dimension 128."""
-
-_NAMES = {
-    (Direction.forward, SMALL): "small",
-    (Direction.backward, SMALL): "small_backward",
-    (Direction.forward, TINY): "tiny",
-    (Direction.backward, TINY): "tiny_backward",
-}
-"""Names in cost.toml of the sources that are not the first ones of their pass."""
-
 
 Tables = Mapping[str, Mapping[str, Any]]
 """Coefficients by the names of sources; "card" is the card that they were measured on."""
@@ -129,12 +119,14 @@ def card_of(target: str, gpu: Gpu | None = None) -> Card | None:
 
 
 def source_name(direction: Direction, form: str) -> str:
-    """The name of a source among coefficients.
+    """The name of a source in cost.toml: of its form and pass, such as `small_backward`.
 
-    It is `large`, `small`, `tiny`, `backward`, `small_backward` or `tiny_backward`.
+    The first source of a pass is `large` or `backward`; so is one of a form that has no numbers.
     """
-    first = "backward" if direction is Direction.backward else "large"
-    return _NAMES.get((direction, form), first)
+    backward = direction is Direction.backward
+    name = f"{form}_backward" if backward else form
+    first = "backward" if backward else "large"
+    return name if any(name in tables for tables in _file().values()) else first
 
 
 def step_size(keys: int, default_keys: int) -> float:

@@ -587,7 +587,13 @@ def _rebuilt(term: Term, inner: Callable[[Anything], Anything]) -> Anything:
 
 def substitute(expr: Expr, values: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subformulas (usually symbols and parameters)."""
-    return transform(expr, values.get)
+    if not all(isinstance(key, (Sym, Param)) for key in values):
+        return transform(expr, values.get)
+
+    def replaced(node: Expr) -> Expr | None:
+        return values.get(node) or (None if any(map(values.__contains__, node.named)) else node)
+
+    return transform(expr, replaced)
 
 
 def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
@@ -596,7 +602,8 @@ def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
     def number(node: Expr) -> Expr | None:
         if isinstance(node, (Sym, Param)) and node.name in values:
             return const(values[node.name])
-        return None
+        known = any(getattr(each, "name", None) in values for each in node.named)
+        return None if known else node
 
     return transform(expr, number)
 

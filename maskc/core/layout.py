@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -94,9 +93,8 @@ class BlockLayout:
         """
         rows, columns = self.shape
         minor = rows if self.transposed else columns
-        dense_rows = self.nnz > 64 * len(self.row_ptr)
-        gather = _transposed_by_rows if dense_rows else _transposed_by_sorting
-        row_ptr, col, kind = map(frozen, gather(self.row_ptr, self.col, self.kind, minor))
+        lists = _transposed(self.row_ptr, self.col, self.kind, minor)
+        row_ptr, col, kind = map(frozen, lists)
         return BlockLayout(
             self.n_q, self.n_kv, self.tile, row_ptr, col, kind, transposed=not self.transposed
         )
@@ -125,29 +123,7 @@ Lists = tuple[np.ndarray, np.ndarray, np.ndarray]
 """row_ptr, col, kind."""
 
 
-def _transposed_by_rows(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
-    """Transpose by a counting sort, one row at a time.
-
-    It is meant for long rows, where a NumPy call per row is cheap.
-    """
-    rows = [slice(*ends) for ends in pairwise(ptr.tolist())]
-    out_ptr = np.zeros(minor + 1, dtype=np.int32)
-    counts = out_ptr[1:]
-    for row in rows:
-        counts[col[row]] += 1
-    np.cumsum(counts, dtype=np.int32, out=counts)
-    out_col, out_kind = np.empty_like(col), np.empty_like(kind)
-    free = out_ptr[:-1].copy()
-    for number, row in enumerate(rows):
-        columns = col[row]
-        place = free[columns]
-        out_col[place] = number
-        out_kind[place] = kind[row]
-        free[columns] = place + 1
-    return out_ptr, out_col, out_kind
-
-
-def _transposed_by_sorting(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
+def _transposed(ptr: np.ndarray, col: np.ndarray, kind: np.ndarray, minor: int) -> Lists:
     """Transpose by a radix sort of the columns, 16 bits at a time.
 
     NumPy's stable sort of short integers is a counting sort.

@@ -461,8 +461,9 @@ ANY_HEADS = 32
 
 
 def in_parts(
-    whole: Program[S], launches: Iterable[Launched], sizes: Sizes, invariant: bool = False
-) -> Program[S]:
+    whole: Program[S], launches: Iterable[Launched], sizes: Sizes, invariant: bool = False,
+    stops: bool = False,
+) -> Program[S]:  # fmt: skip
     """Return the program of a mask in parts.
 
     Its cycles include what its launches cost more than that of the whole mask, so both compare.
@@ -472,12 +473,16 @@ def in_parts(
         launches: of all parts.
         sizes: of the call.
         invariant: whether bits may not depend on the number of sequences.
+        stops: whether to take no more launches once the parts are slower than the whole mask. Each
+            adds to the cycles, so the result is then slower than `whole` too.
     """
     cycles, overhead = 0.0, -whole.overhead
+    heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
     for program, classes, share in launches:
         cycles += share * classes * program.cycles
         overhead += share * program.overhead
-    heads = ANY_HEADS if invariant else max(1, sizes.batch * sizes.heads_q)
+        if stops and cycles + overhead / heads > whole.cycles:
+            break
     waiting = whole.idle + whole.starts  # of the whole mask: the comparison leaves it out
     return Program(whole.unit, PARTS, cycles + overhead / heads, idle=waiting)
 

@@ -15,7 +15,7 @@ from maskc.core import expr as E
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
@@ -92,6 +92,11 @@ class Slot:
         return self.values.shape[-1] if self.values.ndim == 4 else 0
 
 
+def _padded(values: np.ndarray) -> int:
+    """Elements that a part has in a copy."""
+    return -(-max(values.size, 1) // _PAD) * _PAD
+
+
 @dataclass(frozen=True, eq=False)
 class Tables:
     """The integers of a call, ready to be copied in one piece."""
@@ -149,21 +154,22 @@ class Tables:
     @property
     def size(self) -> int:
         """Bytes of one copy."""
-        return self.packed[0].nbytes
+        return 4 * sum(map(_padded, (values for _, values in self._named)))
+
+    @property
+    def _named(self) -> list[tuple[str, np.ndarray]]:
+        """All values by name; data arrays are called `array0`, `array1`, ..."""
+        return [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
 
     @cached_property
     def packed(self) -> tuple[np.ndarray, dict[str, int]]:
-        """All values in one int32 array, and where each part starts, in bytes.
-
-        Data arrays are called `array0`, `array1`, ...
-        """
-        named = [*self.parts, *((f"array{i}", slot.values) for i, slot in enumerate(self.slots))]
+        """All values in one int32 array, and where each part starts, in bytes."""
         offsets, total = {}, 0
-        for name, values in named:
+        for name, values in self._named:
             offsets[name] = 4 * total
-            total += -(-max(values.size, 1) // _PAD) * _PAD
+            total += _padded(values)
         packed = np.zeros(total, dtype=np.int32)
-        for name, values in named:
+        for name, values in self._named:
             start = offsets[name] // 4
             packed[start : start + values.size] = values.ravel()
         return packed, offsets
@@ -364,8 +370,12 @@ def make_slot(
         (batch, sizes.batch, "sequences of q"),
     ):
         if actual not in (1, wanted):
-            expected = f"{wanted} (the {what}) or 1 in place of {actual}"
-            raise DataShape(decl.name, values.shape, expected, at=decl.name)
+            shape = values.shape
+            if isinstance(values, Chosen) and decl.kind is DataKind.key_lists:
+                shape = values.lists.shape  # as the caller gave them
+            or_one = " or 1" if wanted > 1 else ""
+            expected = f"{wanted} (the {what}){or_one} in place of {actual}"
+            raise DataShape(decl.name, shape, expected, at=decl.name)
     if isinstance(values, Chosen):
         values = values.bits() if as_bits else values.lists
     return Slot(values.reshape(batch, heads, *values.shape[values.ndim - decl.rank :]))

@@ -149,14 +149,16 @@ _Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
 
-def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
+def _arithmetic(
+    symbol: str, build: _Build, lifted: Callable[[object, str], Expr] = lift_int
+) -> tuple[_Binary, _Binary]:
     def forward(self: Traced, other: object) -> Traced:
         if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
-        return Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
+        return Traced(build(lifted(self, symbol), lifted(other, symbol)))
 
     def backward(self: Traced, other: object) -> Traced:
-        return Traced(build(lift_int(other, symbol), lift_int(self, symbol)))
+        return Traced(build(lifted(other, symbol), lifted(self, symbol)))
 
     return forward, backward
 
@@ -231,10 +233,18 @@ def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
 
 
 def _multiply(a: Expr, b: Expr) -> Expr:
+    """The product; a condition counts as 1 or 0, and the product of two is a condition."""
+    if is_condition(a) and is_condition(b):
+        return E.conj(a, b)
+    a, b = as_integer(a), as_integer(b)
     for factor, other in ((a, b), (b, a)):
         number = E.as_const(factor)
         if number is not None:
             return E.scale(number, other)
+    for factor, other in ((a, b), (b, a)):
+        if isinstance(factor, E.Pick):
+            sides = _multiply(factor.then, other), _multiply(factor.other, other)
+            return choose(factor.condition, *sides)
     _refuse("a product of two varying integers is beyond exact analysis")
 
 
@@ -260,7 +270,7 @@ class Traced(Followed):
 
     __add__, __radd__ = _arithmetic("+", E.add)
     __sub__, __rsub__ = _arithmetic("-", E.sub)
-    __mul__, __rmul__ = _arithmetic("*", _multiply)
+    __mul__, __rmul__ = _arithmetic("*", _multiply, lambda value, _: lift(value))
     __ge__ = _compare(">=", E.ge)
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)

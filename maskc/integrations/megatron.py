@@ -1,9 +1,12 @@
-"""Core attention for layers of Megatron: `DotProductAttention` with any mask.
+"""Core attention for layers of Megatron-Core: `DotProductAttention` with any mask.
 
-Written from the interface of Megatron-Core 0.14, `megatron.core.transformer.dot_product_attention`:
-tensors are [tokens, sequences, heads, D], or [tokens, heads, D] with `packed_seq_params` in the
-format "thd". With context parallelism a rank holds two of 2 * ranks chunks, of the sequences or of
-each packed one. It imports nothing of Megatron and was not run inside of it.
+Tested on the CPU with Megatron-Core 0.16.1: a GPT model of two layers gives the same logits and
+gradients as with Megatron's own DotProductAttention. The arguments are the same since 0.14. Context
+parallelism is tested on the CPU without Megatron. Nobody has trained with it on a card.
+
+Tensors are [tokens, sequences, heads, D], or [tokens, heads, D] with `packed_seq_params` in the
+format "thd". With context parallelism, each sequence is cut into 2 * ranks chunks, and a rank holds
+two of them. This module imports nothing from Megatron.
 """
 
 from __future__ import annotations
@@ -12,59 +15,74 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from maskc.api import attention
 from maskc.core.errors import BadOption
 from maskc.distributed import Plan, plan, zigzag
 from maskc.distributed import attention as shared_attention
-from maskc.dsl.combinators import causal, full
+from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents
 from maskc.dsl.mask import Mask
 
-_TYPES = {"causal": causal(), "padding_causal": causal(), "no_mask": full(), "padding": full()}
+_TYPES = {
+    "causal": causal(), "padding_causal": causal(), "causal_bottom_right": causal(),
+    "no_mask": full(), "padding": full(),
+}  # fmt: skip
 """Masks by the name of Megatron's AttnMaskType."""
+_READS_MASK = ("arbitrary", "padding", "padding_causal")
+"""The types for which Megatron passes an attention_mask with more than the type says."""
 
 
 class DotProductAttention(nn.Module):
-    """Attention of a layer of Megatron; give it to a layer's spec as `core_attention`.
+    """Attention of a layer of Megatron. Give the class to a layer's spec as `core_attention`.
 
-    A subclass with `mask` set runs that mask, and every pair must satisfy Megatron's type as well.
+    To run your own mask, set `mask` in a subclass. A pair must then satisfy the mask, Megatron's
+    mask type and the layer's window. The module computes `config.window_size` and
+    `config.softmax_type`, too.
     """
 
     mask: Mask | None = None
-    """A mask of one's own, without data. Positions of packed sequences count in the packed row."""
+    """Your own mask, without data. In packed sequences it counts positions in the packed row."""
 
     def __init__(
         self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str,
         attention_dropout: float | None = None, softmax_scale: float | None = None,
         **others: Any,
     ) -> None:  # fmt: skip
-        """Read what attention needs of a layer.
+        """Read the options of a layer.
 
         Args:
-            config: its `attention_dropout` counts where the argument is None.
-            layer_number: from 1 on.
-            attn_mask_type: of every call that names none.
+            config: Megatron's TransformerConfig.
+            layer_number: number of the layer, from 1.
+            attn_mask_type: the AttnMaskType of calls that name none.
             attention_type: "self" or "cross".
-            attention_dropout: the share of weights that training drops.
-            softmax_scale: factor of scores; D^-1/2 when None.
-            others: `model_comm_pgs` or `pg_collection`, whose `cp` is the group of context
-                parallelism; the rest is ignored.
+            attention_dropout: probability that training drops a weight; by default
+                `config.attention_dropout`.
+            softmax_scale: factor of the scores; by default D^-1/2.
+            others: `pg_collection` (`model_comm_pgs` before 0.15), whose `cp` is the process group
+                of context parallelism. Other keywords are ignored.
 
         Raises:
-            BadOption: the configuration scales scores by layer, or has context parallelism without
-                a group for it (MC407).
+            BadOption: the configuration needs something that maskc does not run: scores scaled by
+                layer, the largest logit of each head, or context parallelism without a process
+                group or with a learnable softmax (MC407).
         """
         super().__init__()
         self.ranks = getattr(config, "context_parallel_size", 1)
-        groups = others.get("pg_collection") or others.get("model_comm_pgs")
-        self.group = getattr(groups, "cp", None)
+        self.groups = others.get("pg_collection") or others.get("model_comm_pgs")
+        self.group = getattr(self.groups, "cp", None)
         if self.ranks > 1 and self.group is None:
             wanted = "1, or pg_collection with the group cp"
             raise BadOption("context_parallel_size", wanted, self.ranks, at="config")
-        if getattr(config, "apply_query_key_layer_scaling", False):
-            raise BadOption("apply_query_key_layer_scaling", "False", True, at="config")
+        for name in ("apply_query_key_layer_scaling", "qk_clip", "log_max_attention_logit"):
+            if getattr(config, name, False):
+                raise BadOption(name, "False", True, at="config")
+        self.sinks = getattr(config, "softmax_type", "vanilla") != "vanilla"
+        if self.sinks:
+            self._add_softmax_offset(config)
+        self.window = _window(config, layer_number)
         self.layer_number, self.attention_type = layer_number, attention_type
         self.attn_mask_type, self.softmax_scale = attn_mask_type, softmax_scale
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -74,66 +92,132 @@ class DotProductAttention(nn.Module):
         self, query: Any, key: Any, value: Any, attention_mask: Any = None,
         attn_mask_type: Any = None, attention_bias: Any = None, packed_seq_params: Any = None,
     ) -> Any:  # fmt: skip
-        """Attention of one layer.
+        """Compute attention of one layer.
 
         Args:
             query, key, value: [tokens, sequences, heads, D], or [tokens, heads, D] with
                 packed_seq_params.
-            attention_mask: booleans that broadcast to [sequences, heads, n_q, n_kv], True where
-                a pair is hidden; read where the type is "padding" or "arbitrary" alone.
+            attention_mask: booleans that broadcast to [sequences, heads, n_q, n_kv], True for
+                hidden pairs. It is read for the types "padding", "padding_causal" and "arbitrary"
+                only, as in TransformerEngine. Megatron's own class also reads it for "causal".
             attn_mask_type: an AttnMaskType, or its name.
-            attention_bias: none.
-            packed_seq_params: `cu_seqlens_q`, and `cu_seqlens_q_padded` where sequences are padded;
-                those of keys must be the same. With context parallelism they count the tokens of
-                all ranks, and each object must be of one batch: the plan is kept in it.
+            attention_bias: must be None.
+            packed_seq_params: Megatron's PackedSeqParams: `cu_seqlens_q`, and
+                `cu_seqlens_q_padded` if sequences are padded. The fields for keys must hold the
+                same tensors. With context parallelism they count the tokens of all ranks. The plan
+                is stored in this object, so make a new one for each batch.
 
         Returns:
             [tokens, sequences, heads * D], or [tokens, heads * D].
 
         Raises:
-            BadOption: an argument would change the result and is not computed (MC407).
+            BadOption: an argument would change the result and maskc does not run it (MC407).
         """
         if attention_bias is not None:
             raise BadOption("attention_bias", "None; write a score", "one", at="attention_bias")
         kind = getattr(attn_mask_type or self.attn_mask_type, "name", None)
         kind = str(attn_mask_type or self.attn_mask_type) if kind is None else kind
-        hidden = kind in ("arbitrary", "padding") and packed_seq_params is None
-        if kind not in _TYPES and not hidden:
+        if kind not in _TYPES and kind != "arbitrary":
             raise BadOption("attn_mask_type", " or ".join(_TYPES), repr(kind), at="attn_mask_type")
+        if kind == "causal" and packed_seq_params is None and len(key) != len(query):
+            wanted = "causal_bottom_right for queries that are the last tokens"
+            raise BadOption("attn_mask_type", wanted, repr(kind), at="attn_mask_type")
+        hidden = packed_seq_params is None and attention_mask is not None and kind in _READS_MASK
         mask = _TYPES.get(kind, full())
-        mask = mask if self.mask is None else mask & self.mask
-        if self.ranks > 1:
-            hidden = hidden and attention_mask is not None
-            return self._shared(query, key, value, mask, hidden, packed_seq_params)
+        for other in (self.window, self.mask):
+            mask = mask if other is None else mask & other
+        ranks, group = self._ranks(packed_seq_params)
+        if ranks > 1:
+            return self._shared(query, key, value, mask, hidden, packed_seq_params, ranks, group)
         options: dict[str, Any] = {"scale": self.softmax_scale}
+        if self.sinks:
+            options["sink_logits"] = self.softmax_offset.float()
         if self.training and self.dropout:
             options["dropout_p"] = self.dropout
         if packed_seq_params is not None:
             options |= _packed(packed_seq_params)
             return attention(query, key, value, mask, **options).flatten(1)
-        if hidden and attention_mask is not None:
-            from maskc.sdpa import scaled_dot_product_attention as masked
-
-            if self.mask is not None:
-                raise BadOption("mask", f"None with attn_mask_type {kind}", "one", at="mask")
-            q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            out = masked(q, k, v, ~attention_mask, scale=self.softmax_scale, enable_gqa=True,
-                         dropout_p=options.get("dropout_p", 0.0))  # fmt: skip
-            return out.permute(2, 0, 1, 3).flatten(2)
+        if hidden:
+            return self._by_tensor(query, key, value, attention_mask, kind)
         return attention(query, key, value, mask, layout="sbhd", **options).flatten(2)
 
-    def _shared(
-        self, query: Any, key: Any, value: Any, mask: Mask, hidden: bool, packed: Any
+    def _add_softmax_offset(self, config: Any) -> None:
+        """Add the sink logit of each head under Megatron's name, so that checkpoints agree."""
+        heads = config.num_attention_heads // getattr(config, "tensor_model_parallel_size", 1)
+        offset = torch.zeros(heads, dtype=config.params_dtype)
+        if config.softmax_type == "learnable":
+            if config.perform_initialization:
+                config.init_method(offset)
+            self.softmax_offset: Any = nn.Parameter(offset)
+        else:
+            self.register_buffer("softmax_offset", offset, persistent=False)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """Attention over the ranks of context parallelism; arguments as in `forward`.
+        """Return the learnable sink logits for Megatron's checkpoints, cut by tensor parallelism.
+
+        Megatron calls this method; its base class describes the arguments.
+        """
+        if not isinstance(getattr(self, "softmax_offset", None), nn.Parameter):
+            return {}
+        from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+        groups = {"tp_group": getattr(self.groups, "tp", None)}
+        if metadata and "dp_cp_group" in metadata:
+            groups["dp_cp_group"] = metadata["dp_cp_group"]
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            **groups,
+        )
+
+    def _ranks(self, packed: Any) -> tuple[int, Any]:
+        """Return size and process group of context parallelism, which a batch may choose."""
+        size = getattr(packed, "local_cp_size", None)
+        if size is None:
+            return self.ranks, self.group
+        return size, packed.cp_group
+
+    def _by_tensor(self, query: Any, key: Any, value: Any, hidden: Any, kind: str) -> Any:
+        """Compute attention with a mask that Megatron passes as a tensor.
 
         Raises:
-            BadOption: what ranks cannot share (MC407).
+            BadOption: there is a mask, a window or a sink logit as well (MC407).
+        """
+        from maskc.sdpa import scaled_dot_product_attention as masked
+
+        for name, other in (
+            ("mask", self.mask), ("window_size", self.window), ("softmax_type", self.sinks or None)
+        ):  # fmt: skip
+            if other is not None:
+                wanted = f"unset with an attention_mask of type {kind}"
+                raise BadOption(name, wanted, "set", at="attention_mask")
+        keep = ~hidden
+        if kind == "padding_causal":
+            pairs = torch.ones(len(query), len(key), dtype=torch.bool, device=keep.device)
+            keep = keep & pairs.tril(len(key) - len(query))
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = masked(q, k, v, keep, scale=self.softmax_scale, enable_gqa=True,
+                     dropout_p=self.dropout if self.training else 0.0)  # fmt: skip
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+    def _shared(
+        self, query: Any, key: Any, value: Any, mask: Mask, hidden: bool, packed: Any, ranks: int,
+        group: Any,
+    ) -> Any:  # fmt: skip
+        """Compute attention over the ranks of context parallelism.
+
+        Raises:
+            BadOption: an option that does not work over several ranks (MC407).
         """
         for name, wanted, value_of, refused in (
             ("attention_mask", "None", "a tensor", hidden),
             ("attention_dropout", "0", self.dropout, self.training and self.dropout),
             ("attention_type", "'self'", repr(self.attention_type), len(key) != len(query)),
+            ("softmax_type", "vanilla", "another one", self.sinks),
         ):
             if refused:
                 wanted += " with context parallelism"
@@ -142,16 +226,27 @@ class DotProductAttention(nn.Module):
         dtype = str(query.dtype).removeprefix("torch.")
         if packed is None:
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            made = _zigzag(mask, len(query) * self.ranks, self.ranks, sizes, dtype, q.shape[0])
+            made = _zigzag(mask, len(query) * ranks, ranks, sizes, dtype, q.shape[0])
         else:
             q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
             plans = packed.__dict__.setdefault("_maskc_plans", {})
-            asked = mask, self.ranks, sizes, dtype
+            asked = mask, ranks, sizes, dtype
             if asked not in plans:
-                plans[asked] = _packed_plan(packed, len(query) * self.ranks, *asked)
+                plans[asked] = _packed_plan(packed, len(query) * ranks, *asked)
             made = plans[asked]
-        out = shared_attention(q, k, v, made, group=self.group, scale=self.softmax_scale)
+        out = shared_attention(q, k, v, made, group=group, scale=self.softmax_scale)
         return out.permute(2, 0, 1, 3).flatten(1 if packed is not None else 2)
+
+
+def _window(config: Any, layer_number: int) -> Mask | None:
+    """Return the window of a layer: config.window_size counts keys to the left and to the right."""
+    size = getattr(config, "window_size", None)
+    skip = getattr(config, "window_attn_skip_freq", None)
+    if size is None or (skip is not None and not (
+        layer_number % skip if isinstance(skip, int) else skip[layer_number - 1]
+    )):  # fmt: skip
+        return None
+    return None if tuple(size) == (-1, -1) else window.flash(*size)
 
 
 @lru_cache(maxsize=64)

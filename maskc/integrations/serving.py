@@ -1,40 +1,53 @@
-"""Attention of inference engines over their paged caches: code that the backends share.
+"""Code that the attention backends for vLLM and SGLang share: masks, plans of a step, refusals.
 
-The backends are `vllm` and `sglang` in this folder.
+The backends are in `vllm.py` and `sglang.py` in this folder.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from maskc.core.errors import BadServingMask, MaskcError, NotServed
+from maskc.core.errors import BadServingMask, LibraryTooOld, MaskcError, NotServed
 from maskc.dsl.combinators import causal, window
 from maskc.dsl.mask import Mask
 from maskc.dsl.parser import parse
 from maskc.paging import PagedAttention, PagedPlan, paged
 
 VARIABLE = "MASKC_SERVING_MASK"
-"""The environment variable that narrows the attention of all layers. Engines run their workers in
-processes of their own, which inherit it."""
+"""The environment variable with a mask for all layers. Engines start their workers as processes,
+and these inherit the variable."""
 VLLM_NAME = "MASKC"
 """The name of the backend in vLLM."""
+VLLM_OLDEST = "0.32"
+"""The oldest version of vLLM. Earlier ones cannot register a backend under a new name."""
 
 
 def register_vllm() -> None:
-    """Make the attention backend "MASKC" known to vLLM, which calls this as its plug-in.
+    """Add the attention backend "MASKC" to vLLM. Calling it again does nothing.
 
-    vLLM imports the backend later, when a model uses it.
+    vLLM calls this function whenever it starts, also for models that use another backend. So an
+    older vLLM gets a warning (MC613) instead of an error, and runs without the backend.
     """
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    import vllm
 
-    if VLLM_NAME not in AttentionBackendEnum.__members__:
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError:
+        add_name = None
+    else:
+        add_name = getattr(AttentionBackendEnum, "register", None)
+    if add_name is None:
+        old = LibraryTooOld("vllm", VLLM_OLDEST, getattr(vllm, "__version__", "another one"))
+        warnings.warn(str(old), stacklevel=2)
+    elif VLLM_NAME not in AttentionBackendEnum.__members__:
         register_backend(VLLM_NAME, "maskc.integrations.vllm.VllmBackend")
 
 
 class ServedLayer(NamedTuple):
-    """Everything about a layer and its pages that its kernels depend on."""
+    """The properties of a layer and of its pages that its kernels depend on."""
 
     heads: int
     kv_heads: int
@@ -44,15 +57,15 @@ class ServedLayer(NamedTuple):
     layout: str
     """The layout of pools: "NHD" or "HND"."""
     before: int | None
-    """Keys before its own that a query sees; None: all."""
+    """Number of keys before its own position that a query sees; None: all of them."""
     in_e4m3: bool
     on_cpu: bool
 
     def attention(self) -> PagedAttention:
-        """Compile the layer's mask; equal layers share one result.
+        """Return the kernels of the layer. Layers with equal properties share them.
 
         Raises:
-            BadServingMask: the mask of the environment cannot be used (MC666).
+            BadServingMask: the mask in MASKC_SERVING_MASK cannot be used (MC666).
         """
         return _compiled(self, os.environ.get(VARIABLE, ""))
 
@@ -87,16 +100,16 @@ def _mask_of(text: str) -> Mask:
 
 
 def own_mask() -> bool:
-    """Whether the environment narrows the attention of all layers."""
+    """Whether MASKC_SERVING_MASK has a mask."""
     return bool(os.environ.get(VARIABLE))
 
 
 class StepTables(NamedTuple):
-    """The tables of a step, as `PagedAttention.plan` takes them."""
+    """The page table and the lengths of one step, as `PagedAttention.plan` takes them."""
 
     page_table: Any
     lens_q: Any
-    """Queries of each sequence as an integer or an array, or None with cu_seqlens."""
+    """Queries of each sequence: an integer, an array, or None if `cu_seqlens` has them."""
     lens_kv: Any
     cu_seqlens: Any
     tokens: int
@@ -105,23 +118,23 @@ class StepTables(NamedTuple):
 
     @classmethod
     def of_decode(cls, page_table: Any, lens_kv: Any, max_kv: int) -> StepTables:
-        """One query of each sequence."""
+        """Return the tables of a step with one query per sequence."""
         return cls(page_table, 1, lens_kv, None, int(lens_kv.shape[0]), 1, max_kv)
 
 
 class ServedStep:
-    """The plans of one step: one for each kind of layer, made when its first layer runs.
+    """The plans of one step. Each kind of layer gets a plan when its first layer runs.
 
-    CUDA graphs reuse a step; `update` writes the tables of the next step in place.
+    A CUDA graph keeps its step: `update` writes the tables of the next step into the same arrays.
     """
 
     def __init__(self, tables: StepTables) -> None:
-        """Take the tables of a step."""
+        """Keep the tables; plans are made later."""
         self.tables = tables
         self._plans: dict[PagedAttention, PagedPlan] = {}
 
     def plan(self, attn: PagedAttention) -> PagedPlan:
-        """Return the plan of a kind of layers."""
+        """Return the plan for layers with these kernels."""
         if attn not in self._plans:
             t = self.tables
             self._plans[attn] = attn.plan(
@@ -131,7 +144,7 @@ class ServedStep:
         return self._plans[attn]
 
     def update(self, tables: StepTables) -> None:
-        """Give all plans the tables of another step, in one launch each.
+        """Write the tables of another step into all plans, with one launch per plan.
 
         Raises:
             BadPages: an array has another shape than before (MC464).
@@ -144,23 +157,27 @@ class ServedStep:
 
 
 def rounded_keys(longest: int, most: int) -> int:
-    """Round the longest sequence of a step up, so that many steps share launches.
+    """Round the length of the longest sequence up, so that many steps have equal launches.
 
     Args:
-        longest: keys of the longest sequence.
-        most: keys for which the page table has room.
+        longest: number of keys of the longest sequence.
+        most: number of keys that the page table has room for.
 
     Returns:
-        A power of two, or `most`.
+        The next power of two, at most `most`.
     """
     return min(most, 1 << max(0, longest - 1).bit_length())
 
 
 def refuse(engine: str, reasons: dict[str, Any]) -> None:
-    """Raise NotServed for the first reason that holds.
+    """Raise an error for the first reason that holds.
+
+    Args:
+        engine: name of the engine in the message.
+        reasons: conditions by the text of the reason.
 
     Raises:
-        NotServed: with the text of the reason (MC665).
+        NotServed: a condition holds (MC665).
     """
     for reason, holds in reasons.items():
         if holds:

@@ -1,7 +1,11 @@
-"""Attention backend of vLLM, loaded by its name; `serving.register_vllm` makes the name known.
+"""Attention backend for vLLM 0.32 or later. `serving.register_vllm` registers it as "MASKC".
 
-Written from the interface of vLLM 0.33 (`vllm.v1.attention.backend`), where the cache of a layer is
-[blocks, heads, tokens of a block, 2 D] in logical order, keys before values, with any strides.
+Tested on the CPU with the classes of vLLM 0.33.0: AttentionBackend, AttentionMetadataBuilder,
+AttentionImpl, CommonAttentionMetadata, the registry of backends and the Attention layer. Nobody has
+run it inside a vLLM server.
+
+vLLM passes the cache of a layer as [blocks, heads, tokens of a block, 2 D], with any strides. The
+first D elements of a row are the key.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ _E4M3 = ("fp8", "fp8_e4m3")
 
 
 class VllmBackend(AttentionBackend):
-    """Facts by which vLLM decides whether this backend fits a model."""
+    """The properties by which vLLM decides whether this backend can run a model."""
 
     supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *_E4M3]
@@ -60,12 +64,12 @@ class VllmBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Return the tokens that a block of the cache may have."""
+        """Return how many tokens a block of the cache may have."""
         return [MultipleOf(16)]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """Whether heads may have so many elements."""
+        """Whether heads may have `head_size` elements."""
         return head_size % 8 == 0 and head_size <= _LARGEST_HEAD
 
     @classmethod
@@ -80,22 +84,31 @@ class VllmBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """Whether a card is new enough."""
+        """Whether a card has compute capability 7.5 or later."""
         return (capability.major, capability.minor) >= _OLDEST
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Whether requests may have more queries on the card than vLLM says on the host: never.
+
+        Plans take the most queries of a request from the host.
+        """
+        return False
 
 
 class VllmMetadata(AttentionMetadata):
-    """A step of vLLM; all layers of a cache group share it."""
+    """The plans of one step. All layers of a cache group share them."""
 
     def __init__(self, step: ServedStep) -> None:
-        """`step`: its plans."""
+        """Keep the plans of a step."""
         self.step = step
 
 
 class VllmSteps(AttentionMetadataBuilder):
-    """Makes the metadata of steps.
+    """The builder of the metadata of each step.
 
-    CUDA graphs hold batches with one query per request; for these, a step is kept and updated.
+    CUDA graphs hold batches with one query per request. The builder keeps one step for each batch
+    size of a graph, and writes the tables of each replay into the arrays that the graph reads.
     """
 
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -103,11 +116,11 @@ class VllmSteps(AttentionMetadataBuilder):
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
-        """Arguments as of vLLM's class.
+        """Read the options of the model. vLLM's base class describes the arguments.
 
         Raises:
-            NotServed: the cache has another dtype than the model, or layers have chunks and the
-                environment has a mask (MC665).
+            NotServed: the cache has another dtype than the model, or the layers attend to chunks
+                and MASKC_SERVING_MASK has a mask (MC665).
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         model = vllm_config.model_config
@@ -126,12 +139,12 @@ class VllmSteps(AttentionMetadataBuilder):
         """Make the metadata of a step.
 
         Args:
-            common_prefix_len: not read; pages that requests share need no rule of their own.
+            common_prefix_len: not read; vLLM passes 0.
             common_attn_metadata: vLLM's CommonAttentionMetadata.
             fast_build: not read.
 
         Raises:
-            NotServed: queries see keys behind them (MC665).
+            NotServed: the step is not causal (MC665).
         """
         kept = self._kept.get(common_attn_metadata.num_reqs)
         if kept is None or not _decodes(common_attn_metadata):
@@ -166,8 +179,8 @@ class VllmSteps(AttentionMetadataBuilder):
 
 
 def _decodes(given: Any) -> bool:
-    """Whether row i of the queries is of request i. Requests that only fill up a graph have no
-    keys, so their rows become 0."""
+    """Whether each request has one query. Requests that pad a graph have no keys, so their rows of
+    the output become 0."""
     return bool(given.max_query_len == 1 and given.num_actual_tokens == given.num_reqs)
 
 
@@ -181,14 +194,17 @@ class VllmLayer(AttentionImpl):
         attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None,
         sinks: Any = None, **others: Any,
     ) -> None:  # fmt: skip
-        """Arguments as of vLLM's class; `sliding_window` counts a query's own key.
+        """Read the options of a layer. vLLM's base class describes the arguments.
+
+        A `sliding_window` of n lets a query see its own key and the n - 1 keys before it.
 
         Raises:
-            NotServed: an argument would change the result and is not computed (MC665).
+            NotServed: an argument would change the result and maskc does not run it (MC665).
         """
+        kind = getattr(attn_type, "value", attn_type)
         unknown = [name for name, x in others.items() if x is not None and x is not False]
         refuse("vLLM", {
-            f"{attn_type} layers": attn_type != "decoder",
+            f"{kind} layers": kind != "decoder",
             f"the arguments {unknown} of a layer": unknown,
         })  # fmt: skip
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
@@ -207,22 +223,25 @@ class VllmLayer(AttentionImpl):
         self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
         output: Any, output_scale: Any = None, output_block_scale: Any = None,
     ) -> Any:  # fmt: skip
-        """Attention of one layer; the cache has the keys and values of this step already.
+        """Compute attention of one layer.
+
+        vLLM has called `do_kv_cache_update` before, so the cache has the keys of this step.
 
         Args:
-            layer: with the scales `_k_scale` and `_v_scale` of caches in E4M3.
+            layer: vLLM's Attention, whose `_k_scale` and `_v_scale` are read for E4M3 caches.
             query: [tokens, heads, D].
             key, value: not read.
             kv_cache: [blocks, heads, tokens of a block, 2 D], with any strides.
-            attn_metadata: of this step; None in a run that only measures memory.
+            attn_metadata: the metadata of this step. If None, vLLM measures memory only, and the
+                output becomes 0.
             output: [tokens, heads, D], written in place.
-            output_scale, output_block_scale: None.
+            output_scale, output_block_scale: must be None.
 
         Returns:
             output.
 
         Raises:
-            NotServed: the output is wanted in another format (MC665).
+            NotServed: vLLM wants the output in FP8 or FP4 (MC665).
             MaskcError: as `PagedAttention.run`.
         """
         if output_scale is not None or output_block_scale is not None:
@@ -244,10 +263,13 @@ class VllmLayer(AttentionImpl):
         """Write the keys and values of a step into the cache, in one launch.
 
         Args:
-            layer: as of `forward`.
+            layer: as in `forward`.
             key, value: [tokens, heads, D].
-            kv_cache: as of `forward`.
-            slot_mapping: int64, the slot of each row; -1 for rows that go nowhere.
+            kv_cache: as in `forward`.
+            slot_mapping: int64, the slot of each row; rows with -1 are not stored.
+
+        Raises:
+            NotServed: the cache has another shape than that of vLLM 0.32 and later (MC665).
         """
         attn, k_pool, v_pool = self._pools(kv_cache)
         rows = slot_mapping.shape[0]
@@ -256,7 +278,12 @@ class VllmLayer(AttentionImpl):
         )
 
     def _pools(self, cache: Any) -> tuple[PagedAttention, Any, Any]:
-        """Return the kernels for a cache, and its keys and values [blocks, heads, tokens, D]."""
+        """Return the kernels for a cache, and its keys and values [blocks, heads, tokens, D].
+
+        Raises:
+            NotServed: the cache has another shape than that of vLLM 0.32 and later (MC665).
+        """
+        refuse("vLLM", {f"a cache of {cache.ndim} dimensions": cache.ndim != 4})
         if self._in_e4m3:
             cache = cache.view(torch.float8_e4m3fn)
         dim, attn = self.head_size, self._attn

@@ -106,12 +106,13 @@ def with_atoms(mask: Mask) -> Mask:
 def _with_atoms(mask: N.Where) -> Mask:
     decls = {decl.name: decl for decl in mask.tables}
     readers: dict[str, set[Expr]] = {name: set() for name, decl in decls.items() if decl.held}
-    for term in E.walk(mask.formula):
+    written = normal(mask.formula)
+    for term in E.walk(written):
         if isinstance(term, (E.Cmp, E.Member)):
             for name in readers.keys() & set(E.arrays(term)):
                 readers[name].add(term)
     loads: dict[Expr, Expr] = {}
-    for atom in _atoms(mask.formula):
+    for atom in _atoms(written):
         names = {name for decl in atom.decls for name in decl.held_as}
         if names <= decls.keys() & readers.keys() and all(readers[x] <= atom.terms for x in names):
             decls = {name: decl for name, decl in decls.items() if name not in names}
@@ -119,7 +120,7 @@ def _with_atoms(mask: N.Where) -> Mask:
             loads |= atom.loads
     if not loads:
         return mask
-    formula = E.substitute(mask.formula, loads)
+    formula = E.substitute(written, loads)
     read = set(E.arrays(formula))
     tables = tuple(decl for decl in decls.values() if read.intersection(decl.arrays))
     return N.Where(formula, tables, mask.lengths, loc=mask.loc)

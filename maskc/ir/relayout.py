@@ -29,6 +29,7 @@ from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
 from maskc.ir.pieces_lattice import T_K, T_Q, C, J
 from maskc.ir.pieces_read import PieceReader, Unreadable, whole
+from maskc.ir.sampled_rows import move_along, sampled_rows
 from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain, isl_names
 from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
 
@@ -245,7 +246,12 @@ def _may_shift(piece: Piece) -> bool:
             return difference is not None
         case Band(shifts=shifts):
             return shifts
-    return piece.kind is PieceKind.set and not E.arrays(veiled(piece.keep))
+    keep = veiled(piece.keep)
+    return (
+        piece.kind is PieceKind.set
+        and not E.arrays(keep)
+        and all(move_along(rows, after) for _, rows, after in sampled_rows(keep, E.params(keep)))
+    )
 
 
 def _going_along(slashes: dict[Piece, int], strides: set[int]) -> Iterator[tuple[Piece, int]]:

@@ -115,10 +115,14 @@ class _Simplifier:
         return E.conj(*terms)
 
     def _any(self, terms: list[Expr], context: _Context) -> Expr:
-        for index in reversed(range(len(terms))):
-            rest = E.disj(*terms[:index], *terms[index + 1 :])
-            outside = self._with(context, E.negate(rest))
-            terms[index] = self.run(terms[index], outside)
+        """Terms lose what others keep, and then may keep all of a term that was tried before."""
+        before: list[Expr] = []
+        while terms != before:
+            before = list(terms)
+            for index in reversed(range(len(terms))):
+                rest = E.disj(*terms[:index], *terms[index + 1 :])
+                outside = self._with(context, E.negate(rest))
+                terms[index] = self.run(terms[index], outside)
         return E.disj(*terms)
 
 

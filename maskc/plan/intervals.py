@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from maskc.analysis.sampled_rows import have_gaps, sampled_rows
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.ir.lift import Lifted
+from maskc.ir.sampled_rows import have_gaps, sampled_rows
 from maskc.ir.selecting import chosen
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance

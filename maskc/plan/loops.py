@@ -284,15 +284,21 @@ def _tiles(
     """The lists of tiles: closed forms at these lengths, or who makes them."""
     forward = direction is Direction.forward
     name = f"tiles(ti){head}"
-    loops: list[tuple[str, str]] = []
+    loops: dict[tuple[str, str], _Loop] = {}
+
+    def add(kind: str, closed_form: tuple[Expr, Expr, Expr, int], by_row: bool) -> None:
+        loop = _loop(closed_form, plan, at, by_row)
+        if loop is not None:
+            known = loops.get((kind, loop.text))
+            loops[kind, loop.text] = known.joined(loop) if known else loop
+
     if plan.use_ranges and mask.ranges is not None and plan.boxes is None:
         ranges = mask.ranges[0 if forward else 1]
         for kind, one in (("live", ranges.live), ("full", ranges.full)):
             guard, first, end = (
                 _restored(x, mask.lifted.args) for x in (one.guard, one.first, one.last)
             )
-            text = _loop((guard, first, E.sub(end, E.const(1)), 1), plan, at, forward)
-            loops += [(kind, text)] if text else []
+            add(kind, (guard, first, E.sub(end, E.const(1)), 1), forward)
         name = name if forward else f"rows(tj){head}"
         yield f"{name} = closed forms" + (":" if loops else " without a tile")
     else:
@@ -304,11 +310,11 @@ def _tiles(
             yield f"{name} = {_who_lists(main, plan, mask, at)}"
             return
         for loop in recipe.loops or ():
-            text = _loop((loop.guard, loop.first, loop.last, loop.step), plan, at, True)
-            loops += [("full" if loop.full else "partial", text)] if text else []
+            kind = "full" if loop.full else "partial"
+            add(kind, (loop.guard, loop.first, loop.last, loop.step), True)
         yield f"{name} = a list in memory of" + ("" if loops else " no tile")
-    for kind, text in loops[:_MOST_LOOPS]:
-        yield f"    {kind:<8} {text}"
+    for (kind, _), printed in list(loops.items())[:_MOST_LOOPS]:
+        yield f"    {kind:<8} {printed}"
     if len(loops) > _MOST_LOOPS:
         yield f"    and {len(loops) - _MOST_LOOPS} more closed forms"
 
@@ -336,8 +342,39 @@ def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -
     )
 
 
-def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row: bool) -> str:
-    """(guard, first, last, step) of a closed form as text; empty if no row has a tile.
+@dataclass(frozen=True)
+class _Loop:
+    """A closed form as printed text, with the rows that have its tiles."""
+
+    text: str
+    """The bounds of its tiles."""
+    outer: str
+    """The name of a row."""
+    rows: np.ndarray
+    """bool: the rows it is about."""
+    bounded: np.ndarray
+    """bool: the rows in which there are tiles between the bounds."""
+    guard: Expr
+
+    def joined(self, other: _Loop) -> _Loop:
+        """This loop over the rows of another one with the same text as well."""
+        guard = E.disj(self.guard, other.guard)
+        return replace(self, rows=self.rows | other.rows, guard=guard)
+
+    def __str__(self) -> str:
+        if np.array_equal(self.rows, self.bounded):
+            return self.text
+        rows = np.flatnonzero(self.rows)
+        if rows[-1] - rows[0] + 1 == rows.size:
+            last = f"..{rows[-1]}" if rows.size > 1 else ""
+            return f"{self.text}, for {self.outer} = {rows[0]}{last}"
+        return f"{self.text}, where {to_people(self.guard)}"
+
+
+def _loop(
+    loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row: bool
+) -> _Loop | None:
+    """(guard, first, last, step) of a closed form as text; None if no row has a tile.
 
     Args:
         by_row: whether the loop is over tj for each ti, and not the other way round.
@@ -351,18 +388,14 @@ def _loop(loop: tuple[Expr, Expr, Expr, int], plan: KernelPlan, at: _At, by_row:
     )
     some = held & (low <= high)
     if not some.any():
-        return ""
-    rows = line[some]
+        return None
     bounds = [_Bound.of(outer, line, some, x, y) for x, y in ((low, first), (high, last))]
     start, end = (bound.text for bound in bounds)
     single = np.array_equal(low[some], high[some])
     text = f"{inner} = {start}" if single else f"{inner} = {start}..{end}"
     text += f" in steps of {loop[3]}" if loop[3] > 1 else ""
-    if np.array_equal(some, single | (bounds[0].values <= bounds[1].values)):
-        return text
-    if rows[-1] - rows[0] + 1 == rows.size:
-        return f"{text}, for {outer} = {rows[0]}" + (f"..{rows[-1]}" if rows.size > 1 else "")
-    return f"{text}, where {to_people(guard)}"
+    bounded = single | (bounds[0].values <= bounds[1].values)
+    return _Loop(text, outer, some, bounded, guard)
 
 
 class _Bound(NamedTuple):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,21 +69,21 @@ class _Run(NamedTuple):
     shifts: tuple[int | None, ...]
     """See Step."""
 
+    def launched(self, sizes: Sizes) -> Launched:
+        """The launch with its share in a call of these sizes."""
+        regrouped = self.place.spacing > 1
+        classes = self.place.sizes.batch if regrouped else 1
+        heads = self.place.sizes.heads_q if regrouped else sizes.batch * sizes.heads_q
+        return Launched(self.program, classes, heads / (sizes.batch * sizes.heads_q))
 
-class _Runs(NamedTuple):
+
+@dataclass
+class _Runs:
     """The launches of a call whose mask runs in parts."""
 
-    runs: list[_Run]
-    unwritten: bool
+    runs: list[_Run] = field(default_factory=list)
+    unwritten: bool = False
     """See PartedPlan."""
-
-    def launched(self, sizes: Sizes) -> Iterator[Launched]:
-        """The launches with their shares in the call."""
-        for run in self.runs:
-            regrouped = run.place.spacing > 1
-            classes = run.place.sizes.batch if regrouped else 1
-            heads = run.place.sizes.heads_q if regrouped else sizes.batch * sizes.heads_q
-            yield Launched(run.program, classes, heads / (sizes.batch * sizes.heads_q))
 
 
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
@@ -328,19 +328,24 @@ class CallPlanner:
             return None
         if asked is None and per_sequence(bundle, bound.arrays):
             return None  # else the others of the batch would decide too
-        runs = self._runs(wanted, bound, place)
+        runs = _Runs()
+        launches = self._add_runs(runs, wanted, bound, place)
         if asked is None:
 
             def parts(whole: Emitted) -> Emitted:
-                return in_parts(whole, runs.launched(sizes), sizes, wanted.deterministic)
+                launched = (run.launched(sizes) for run in launches)
+                return in_parts(whole, launched, sizes, wanted.deterministic, stops=True)
 
             best = self.whole.selector.choose(unit, wanted, bound, place, parts=parts)
-            return runs if best.runs_in_parts else None
+            if not best.runs_in_parts:
+                return None
+        for _ in launches:
+            pass
         return runs
 
-    def _runs(self, wanted: Pass, bound: Bound, place: Place) -> _Runs:
-        """The launches of a call in parts, each by its best program."""
-        runs, unwritten, sizes = [], False, place.sizes
+    def _add_runs(self, runs: _Runs, wanted: Pass, bound: Bound, place: Place) -> Iterator[_Run]:
+        """Yield the launches of a call in parts, each by its best program, and add them."""
+        sizes = place.sizes
         backward = wanted.direction is Direction.backward
         order = in_turn(self.bundle.parts, wanted.direction, wanted.features)
         for turn, number in enumerate(order):
@@ -352,7 +357,7 @@ class CallPlanner:
             for view in slices(part.stride, *rest, keys=part.keys):
                 no_keys = not view.sizes.n_kv and (backward or turn)
                 if not view.sizes.n_q or no_keys:
-                    unwritten |= backward and not turn
+                    runs.unwritten |= backward and not turn
                     continue
                 rows = replace(view, accumulates=turn > 0)
                 program = built.selector.choose(first, asked, bound_part, rows)
@@ -360,8 +365,8 @@ class CallPlanner:
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS
                 )
-                runs.append(_Run(built, program, asked, bound_part, rows, shifts))
-        return _Runs(runs, unwritten)
+                runs.runs.append(_Run(built, program, asked, bound_part, rows, shifts))
+                yield runs.runs[-1]
 
     def _parted(
         self, launches: _Runs, direction: Direction, outputs: tuple[Output, ...]

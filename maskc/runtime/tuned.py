@@ -11,10 +11,17 @@ from maskc.build.toolchain import gpus
 from maskc.core.bundle import Bundle
 from maskc.core.target import Target
 
+_ANY = content_key("tuned")
+"""The entry of a folder with choices. Most have none, and the digest of a bundle takes as long as a
+tenth of planning it."""
+
 
 def stored(bundle: Bundle, target: Target) -> dict[str, str]:
     """Return the stored choices of a mask on this card: pass and lengths -> program."""
-    payload = open_cache().get(_key(bundle, target))
+    cache = open_cache()
+    if cache.get(_ANY) is None:
+        return {}
+    payload = cache.get(_key(bundle, target))
     if payload is None:
         return {}
     with suppress(ValueError):  # written by another version
@@ -27,7 +34,9 @@ def stored(bundle: Bundle, target: Target) -> dict[str, str]:
 def remember(bundle: Bundle, target: Target, choices: Mapping[str, str]) -> None:
     """Store the choices of a mask on this card."""
     payload = json.dumps(dict(choices), sort_keys=True).encode()
-    open_cache().put(_key(bundle, target), payload)
+    cache = open_cache()
+    cache.put(_key(bundle, target), payload)
+    cache.put(_ANY, b"")
 
 
 def _key(bundle: Bundle, target: Target) -> str:

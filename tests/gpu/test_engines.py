@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.support import engine_stubs
-from tests.support.engine_stubs import ForwardMode, RadixAttention
 from tests.support.paged import Pool, exact
 
+SGLANG = engine_stubs.classes(engine_stubs.SGLANG)
+ForwardMode = SGLANG.ForwardMode
 PAGE, HEADS, KV_HEADS, DIM, LONGEST = 16, 8, 2, 128, 2048
 LENGTHS, COUNTS = [1300, 1, 700, 77, 260], [1, 1, 200, 77, 33]
 
@@ -127,18 +128,24 @@ def test_steps_of_sglang(page, mode):
     lines = lines.cuda()
     k_pool, v_pool = (on_gpu(x).bfloat16().flatten(0, 1) for x in (pool.k_pool, pool.v_pool))
     pools = SimpleNamespace(get_key_buffer=lambda i: k_pool, get_value_buffer=lambda i: v_pool)
-    batch = SimpleNamespace(
-        forward_mode=mode, seq_lens=torch.tensor(LENGTHS).cuda(), spec_info=None,
+    batch = SGLANG.ForwardBatch(
+        forward_mode=mode, batch_size=5, input_ids=None, out_cache_loc=None,
+        seq_lens_sum=sum(LENGTHS), seq_lens=torch.tensor(LENGTHS).cuda(), spec_info=None,
         seq_lens_cpu=torch.tensor(LENGTHS), req_pool_indices=torch.arange(1, 6).cuda(),
-        token_to_kv_pool=pools, extend_seq_lens=torch.tensor(counts).cuda(),
+        extend_seq_lens=torch.tensor(counts).cuda(),
         extend_seq_lens_cpu=counts,
     )  # fmt: skip
     runner = SimpleNamespace(
         model_config=SimpleNamespace(context_len=LONGEST),
-        server_args=SimpleNamespace(page_size=page),
+        server_args=SimpleNamespace(),
+        page_size=page,
+        token_to_kv_pool=pools,
         req_to_token_pool=SimpleNamespace(req_to_token=lines),
     )
-    q, layer = pool.queries(counts, HEADS), RadixAttention(HEADS, DIM, KV_HEADS)
+    q, layer = (
+        pool.queries(counts, HEADS),
+        SGLANG.RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0),
+    )
     with engine_stubs.installed(engine_stubs.SGLANG, "maskc.integrations.sglang") as module:
         backend = module.SglangBackend(runner)
         backend.init_forward_metadata(batch)

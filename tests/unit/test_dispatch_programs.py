@@ -88,6 +88,19 @@ def test_parts_add_up():
 
 
 @pytest.mark.parametrize(
+    ("parts", "taken"), [((100, 100, 40), 3), ((100, 201, 1), 2), ((330, 1, 1), 1)]
+)
+def test_launches_are_planned_until_parts_are_slower(parts, taken):
+    """The whole mask takes 300 cycles and 400 of overhead, which 8 heads share."""
+    whole, planned = Program(Source(), DEFAULT, 300, overhead=400), []
+    launches = (planned.append(cycles) or launched(cycles, 200) for cycles in parts)
+    chosen = in_parts(whole, launches, SIZES, stops=True)
+    assert len(planned) == taken
+    every = in_parts(whole, [launched(cycles, 200) for cycles in parts], SIZES)
+    assert (chosen.time > whole.time) is (every.time > whole.time)
+
+
+@pytest.mark.parametrize(
     ("cycles", "obstacle", "taken"),
     [(119, "", PARTS), (120, "", DEFAULT), (121, "", DEFAULT), (1, "odd lengths", DEFAULT)],
 )

@@ -24,9 +24,10 @@ TARGETS = ["sm_80", "sm_90a"]
 @pytest.mark.parametrize(("heads", "target"), alternating([(6, 2), (70, 1)], TARGETS))
 def test_given_scores_with_a_window(heads, target):
     """Heads with scores of their own, ties, NaN, and queries without a key."""
-    scores = grid((1, heads[0], 40, 150))
+    n_q = 40 if heads[0] < 64 else 12  # the definition ranks pair by pair
+    scores = grid((1, heads[0], n_q, 150))
     scores[..., 7:150:11] = torch.nan
-    made = few(40, 150, heads=heads[0], kv_heads=heads[1])
+    made = few(n_q, 150, heads=heads[0], kv_heads=heads[1])
     features = {"softcap": 3.0, "sink_logits": torch.rand(heads[0])}
     ordered = heads[1] > 1
     check(UNION, made, {"scores": scores}, deterministic=ordered, target=target, **features)

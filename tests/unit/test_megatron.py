@@ -1,8 +1,8 @@
-"""Core attention of Megatron's layers, called as Megatron-Core 0.14 calls it, against PyTorch."""
+"""Core attention of Megatron's layers, called as Megatron calls it, against PyTorch. With
+Megatron-Core installed, its own mask types and packed parameters are used."""
 
 from __future__ import annotations
 
-from enum import Enum
 from types import SimpleNamespace
 
 import pytest
@@ -12,19 +12,20 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import maskc as mc
 from maskc.core.errors import MaskcError
 from maskc.integrations.megatron import DotProductAttention
-from tests.support import rank_threads
+from tests.support import engine_stubs, rank_threads
+
+MEGATRON = engine_stubs.classes(engine_stubs.MEGATRON)
+AttnMaskType, PackedSeqParams = MEGATRON.AttnMaskType, MEGATRON.PackedSeqParams
 
 
-class AttnMaskType(Enum):  # as Megatron's
-    padding, causal, no_mask, padding_causal, arbitrary = range(1, 6)
-
-
-def layer(kind=AttnMaskType.causal, cls=DotProductAttention, pg_collection=None, **config):
+def layer(
+    kind=AttnMaskType.causal, cls=DotProductAttention, pg_collection=None, number=1, **config
+):
     layer_config = SimpleNamespace(
         **{"attention_dropout": 0.1, "context_parallel_size": 1, **config}
     )
     return cls(
-        layer_config, 1, kind, "self", softmax_scale=0.3, cp_comm_type=None,
+        layer_config, number, kind, "self", softmax_scale=0.3, cp_comm_type=None,
         pg_collection=pg_collection,
     ).eval()  # fmt: skip
 
@@ -54,7 +55,8 @@ def test_types_of_masks():
     hidden = torch.rand(2, 1, 40, 40) < 0.4
     for kind, keep in (
         (AttnMaskType.causal, causal), (AttnMaskType.no_mask, causal | True),
-        (AttnMaskType.arbitrary, ~hidden),
+        (AttnMaskType.causal_bottom_right, causal), (AttnMaskType.arbitrary, ~hidden),
+        (AttnMaskType.padding_causal, causal & ~hidden),
     ):  # fmt: skip
         got = layer(kind)(q, k, v, hidden, attn_mask_type=None)
         assert got.shape == (40, 2, 64)
@@ -62,6 +64,43 @@ def test_types_of_masks():
     windowed = type("Windowed", (DotProductAttention,), {"mask": mc.window(5)})
     near = causal & (place[:, None] - place <= 5)
     same(layer(cls=windowed)(q, k, v, None), exact(q, k, v, near), tensors)
+
+
+@pytest.mark.parametrize(("skip", "number"), [(None, 1), (2, 1), (2, 2), ([0, 1], 1), ([0, 1], 2)])
+def test_windows_of_the_configuration(skip, number):
+    tensors = q, k, v = tuple(drawn(24, 1))
+    away = torch.arange(24)[:, None] - torch.arange(24)
+    has_window = skip is None or (number % skip if isinstance(skip, int) else skip[number - 1])
+    keep = (away >= 0) & (away <= 5) if has_window else away >= 0
+    attend = layer(number=number, window_size=(5, 0), window_attn_skip_freq=skip)
+    same(attend(q, k, v, None), exact(q, k, v, keep), tensors)
+
+
+@pytest.mark.parametrize("kind", ["off-by-one", "learnable"])
+def test_sinks_of_the_configuration(kind):
+    """A sink logit per head joins the sum of weights; the checkpoint has learnable ones only."""
+    q, k, v = drawn(24, 1)
+    attend = layer(softmax_type=kind, params_dtype=torch.float32, num_attention_heads=4,
+                   perform_initialization=True, init_method=torch.nn.init.ones_)  # fmt: skip
+    learns = kind == "learnable"
+    assert list(attend.state_dict()) == ["softmax_offset"] * learns
+    offset = torch.full((4,), float(learns), requires_grad=True)
+    scores = 0.3 * torch.einsum("qbhd,kbhd->bhqk", q, k.repeat_interleave(2, 2))
+    scores = scores.masked_fill(torch.ones(24, 24, dtype=torch.bool).triu(1), -torch.inf)
+    sink = offset.view(1, 4, 1, 1).expand(1, 4, 24, 1)
+    weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    want = torch.einsum("bhqk,kbhd->qbhd", weights, v.repeat_interleave(2, 2)).flatten(2)
+    got = attend(q, k, v, None)
+    if learns:
+        same(got, want, (q, k, v))
+        seed = torch.randn_like(want)
+        (x,) = torch.autograd.grad(attend(q, k, v, None), [attend.softmax_offset], seed)
+        scores = scores.detach()
+        weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+        want = torch.einsum("bhqk,kbhd->qbhd", weights, v.detach().repeat_interleave(2, 2))
+        torch.testing.assert_close(x, torch.autograd.grad(want.flatten(2), [offset], seed)[0])
+    else:
+        same(got, want, (q, k, v))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -76,7 +115,7 @@ def test_packed_sequences(padded):
         own = slice(first, first + int(ends[number + 1] - ends[number]))
         n = own.stop - own.start
         keep[own, own] = torch.ones(n, n, dtype=torch.bool).tril()
-    params = SimpleNamespace(
+    params = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=stored,
         cu_seqlens_kv_padded=stored,
     )  # fmt: skip
@@ -84,7 +123,7 @@ def test_packed_sequences(padded):
     want = exact(*(x[:, None] for x in tensors), keep)[:, 0]
     assert got.shape == (tokens, 64)
     same(got, want, tensors)
-    other = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends.clone())
+    other = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends.clone())
     with pytest.raises(MaskcError, match="cu_seqlens_kv must be the tensor of queries"):
         layer()(q, k, v, None, packed_seq_params=other)
 
@@ -114,9 +153,12 @@ def test_context_parallelism(packed, window, monkeypatch):
         number = torch.searchsorted(stored[1:], place, right=True)
         stays = place - stored[number] < (ends[1:] - ends[:-1])[number]
         keep = keep & (number[:, None] == number) & stays & stays[:, None]
-        params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=stored,
+        params = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=stored,
                                  cu_seqlens_kv_padded=stored)  # fmt: skip
     groups = SimpleNamespace(cp=object())
+    if window is not None:  # the batch chooses ranks and group
+        config["context_parallel_size"] = 1
+        params.local_cp_size, params.cp_group = size, groups.cp
     whole = [x[:, None] for x in tensors] if packed else tensors
     want = exact(*whole, keep)
     want = want[:, 0] if packed else want
@@ -144,11 +186,15 @@ def test_what_context_parallelism_refuses():
         return layer(kind, context_parallel_size=2, attention_dropout=dropout, pg_collection=groups)
 
     ends = torch.tensor([0, 6, 16])
-    params = SimpleNamespace(cu_seqlens_q=ends, cu_seqlens_kv=ends)
+    params = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends)
     for call, why in (
+        (lambda: layer(softmax_type="off-by-one", params_dtype=torch.float32, num_attention_heads=4,
+                       context_parallel_size=2, pg_collection=groups)(q, k, v),
+         "softmax_type must be vanilla with"),
         (lambda: shared(AttnMaskType.arbitrary)(q, k, v, q > 0), "attention_mask must be None"),
         (lambda: shared(dropout=0.1).train()(q, k, v), "attention_dropout must be 0 with"),
-        (lambda: shared()(q, k[:4], v[:4]), "attention_type must be 'self' with"),
+        (lambda: shared(AttnMaskType.no_mask)(q, k[:4], v[:4]),
+         "attention_type must be 'self' with"),
         (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
          "must be multiples of 4"),
         (lambda: layer(context_parallel_size=2), "context_parallel_size must be 1, or pg_coll"),
@@ -161,5 +207,12 @@ def test_what_is_refused():
     q, k, v = drawn(4, 1)
     with pytest.raises(MaskcError, match="attention_bias must be None"):
         layer()(q, k, v, None, attention_bias=q)
+    for name in ("qk_clip", "log_max_attention_logit", "apply_query_key_layer_scaling"):
+        with pytest.raises(MaskcError, match=f"{name} must be False"):
+            layer(**{name: True})
+    with pytest.raises(MaskcError, match="attn_mask_type must be causal_bottom_right"):
+        layer()(q[2:], k, v, None)
+    with pytest.raises(MaskcError, match="window_size must be unset with an attention_mask"):
+        layer(AttnMaskType.arbitrary, window_size=(5, 0))(q, k, v, q[..., 0] > 0)
     with pytest.raises(MaskcError, match="attn_mask_type must be causal or"):
         layer()(q, k, v, None, attn_mask_type="other")

@@ -3,6 +3,7 @@ emulator. Slots that no sequence owns are NaN, keys and values alike."""
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import numpy as np
@@ -439,11 +440,17 @@ E4M3_NUMBERS = np.where(E4M3_CODES & 128, -1, 1) * np.where(
 )
 
 
+E4M3_LEVELS, _first = np.unique(E4M3_NUMBERS, return_index=True)
+E4M3_IS_EVEN = E4M3_CODES[_first] % 2 == 0
+
+
 def in_e4m3(x):
     """The nearest number of E4M3, of two the one with the even code."""
-    away = np.abs(E4M3_NUMBERS - np.clip(x, -448, 448)[..., None])
-    rank = np.where(away == away.min(-1, keepdims=True), E4M3_CODES % 2, 2)
-    return E4M3_NUMBERS[rank.argmin(-1)]
+    x = np.clip(x, -448, 448)
+    above = np.searchsorted(E4M3_LEVELS, x)
+    low, high = E4M3_LEVELS[np.maximum(above - 1, 0)], E4M3_LEVELS[above]
+    nearer = (high - x < x - low) | ((high - x == x - low) & E4M3_IS_EVEN[above])
+    return np.where(nearer, high, low)
 
 
 def turned(x, positions, width, interleaved):
@@ -693,18 +700,48 @@ def test_pools_in_e4m3(case, library, monkeypatch):
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_every_number_of_e4m3(hopper, target, kind):
-    """The only key of a sequence has all weight: its values come out as they are, NaN too."""
+    """The only key of a sequence has all weight: its values come out as they are, and lse is its
+    score. NaN comes out as NaN."""
     torch = pytest.importorskip("torch")
-    codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 1, 256)
-    attn = on_hopper(mc.causal(), 16, 256, n_heads=1, n_kv_heads=1, dtype=kind, target=target,
+    codes = torch.arange(256, dtype=torch.uint8)
+    attn = on_hopper(mc.full(), 1, 256, n_heads=1, n_kv_heads=1, dtype=kind, target=target,
                      pool_dtype="float8_e4m3fn")  # fmt: skip
-    v_pool = codes.expand(1, 16, 1, 256).contiguous().view(torch.float8_e4m3fn)
-    plan = attn.plan(torch.tensor([[0]]), 1, torch.tensor([1]))
-    q = torch.zeros(1, 1, 256, dtype=getattr(torch, kind))
-    out, _ = attn.run(q, torch.zeros_like(v_pool), v_pool, plan)
+    eights = (x.contiguous().view(torch.float8_e4m3fn)
+              for x in (codes.reshape(-1, 1).expand(256, 256), codes.expand(256, 256)))  # fmt: skip
+    pools = [x.reshape(256, 1, 1, 256) for x in eights]
+    plan = attn.plan(torch.arange(256).reshape(-1, 1), 1, torch.ones(256, dtype=torch.int32))
+    q = torch.ones(256, 1, 256, dtype=getattr(torch, kind))
+    out, lse = attn.run(q, *pools, plan, scale=2.0**-8)
     want = np.full(256, np.nan)
     want[E4M3_CODES] = E4M3_NUMBERS
-    np.testing.assert_array_equal(out.reshape(-1).float().numpy(), want)
+    np.testing.assert_allclose(lse.reshape(-1).numpy(), want, rtol=1e-6)
+    rows = np.where(np.isnan(want)[:, None], np.nan, want)
+    np.testing.assert_array_equal(out.reshape(256, 256).float().numpy(), rows)
+
+
+@pytest.mark.parametrize("queries", [1, 70], ids=["packed", "tiles"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_weights_of_values_in_e4m3(hopper, kind, queries):
+    """Weights are in f16. Keys count whose weight is 2^-28 of the largest; and 2^8, by which
+    weights may exceed 1 while the maximum of a row is stale, is no infinity."""
+    torch = pytest.importorskip("torch")
+    keys, eight = 2048, torch.float8_e4m3fn
+    attn = on_hopper(mc.full(), 64, dtype=kind, pool_dtype="float8_e4m3fn")
+    k, v = torch.zeros(2, keys, 2, 64), torch.full((2, keys, 2, 64), 448.0)
+    k[0, 5, :, 0], v[0, 5] = 28, 0  # all of out is from the others
+    later = k[1].view(-1, 512, 2, 64)[:, :256]  # rows, and parts of rows, begin with the last keys
+    later[..., 0], later[..., 1] = 8, -1
+    q = torch.zeros(2 * queries, 4, 64)
+    q[..., 0], q[..., 1] = 1, 2.0**-12
+    plan = attn.plan(torch.arange(64).reshape(2, 32), queries, torch.tensor([keys, keys]))
+    pools = (x.reshape(64, 64, 2, 64).to(eight) for x in (k, v))
+    out, lse = attn.run(q.to(getattr(torch, kind)), *pools, plan, scale=math.log(2), v_scale=0.5)
+    weights = (k[:, :, 0, :2].double() @ torch.tensor([1, 2.0**-12]).double()).exp2()
+    sums = weights.sum(1)
+    want = 0.5 * (weights * v[:, :, 0, 0]).sum(1) / sums
+    got = out.reshape(2, -1).double()
+    assert torch.allclose(got, want[:, None], rtol=2.0**-8, atol=0)
+    assert torch.allclose(lse.reshape(2, -1).double(), sums.log()[:, None], rtol=1e-6)
 
 
 def test_scales_of_pools_that_are_refused():

@@ -10,12 +10,12 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.analysis import sampled_rows
 from maskc.core import expr as E
 from maskc.core.evaluator import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.target import TARGETS
 from maskc.ir import decompose as decomposing
+from maskc.ir import relayout, sampled_rows
 from maskc.ir import simplify as simplifying
 from maskc.ir.sampled_points import sampled_points
 from maskc.plan import intervals, ranges, recipe
@@ -159,11 +159,26 @@ def test_points_tell_neighbours_on_the_outer_axes_of_a_grid_apart(asked, dilatio
     assert asked["proofs"] <= 3
 
 
-@pytest.mark.parametrize("mask", [mc.window(9), mc.causal(), mc.patterns.natten_2d()])
+TAIL = mc.window(9, align="start") & (mc.where(lambda q, k: k != 100) | mc.prefix(3))
+"""Only row 100 does not keep the key at its own position."""
+
+
+@pytest.mark.parametrize("mask", [
+    mc.window(9), mc.causal(), mc.patterns.natten_2d(), TAIL,
+    mc.patterns.natten_3d(height=4, width=4, kernel=(3, 3, 3), dilation=(2, 2, 2)),
+])  # fmt: skip
 def test_a_row_that_keeps_its_own_key_is_not_empty(mask):
     (facts,) = driver.analyse_heads(mask, None).facts
     assert facts.no_empty_row.holds
     assert mask.dense(192).any(1).all()
+
+
+@pytest.mark.parametrize("hidden", [7, 4095])
+def test_one_row_that_hides_all_keys_is_found(hidden):
+    """Other rows keep the keys at their own positions, and samples miss this row."""
+    mask = mc.causal() & mc.where(lambda q, k: q != hidden)
+    (facts,) = driver.analyse_heads(mask, None).facts
+    assert facts.no_empty_row.holds is False
 
 
 def test_rows_without_keys_are_found_at_unequal_lengths():
@@ -177,3 +192,31 @@ def test_gaps_are_seen_in_rows():
     assert not sampled_rows.have_gaps(rows)
     assert sampled_rows.have_gaps(np.array([[1, 0, 1, 0]], dtype=bool))
     assert sampled_rows.have_gaps(np.array([[0, 1, 0, 1]], dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("mask", "moves"),
+    [(mc.window(9), True), (mc.dilated(7, stride=4), True), (mc.patterns.natten_2d(), False),
+     (mc.causal() - mc.prefix(3), False)],
+)  # fmt: skip
+def test_rows_move_along_with_queries(mask, moves):
+    keep = driver.lowered(mask).keep
+    samples = sampled_rows.sampled_rows(keep, E.params(keep))
+    assert all(sampled_rows.move_along(rows, after) for _, rows, after in samples) is moves
+
+
+def test_pieces_that_rows_contradict_are_not_compared_as_sets(monkeypatch):
+    """isl would need 0.4 s to find that a neighbourhood on a video has borders."""
+    asked = []
+    monkeypatch.setattr(relayout._Line, "inside", lambda line, *given: asked.append(given))
+    plan(mc.patterns.natten_3d(height=4, width=4, kernel=(3, 3, 3), dilation=(2, 2, 2)))
+    assert not asked
+    plan(mc.dilated(7, stride=4))
+    assert asked
+
+
+def test_blocks_are_cut_by_rows():
+    rows = np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1]], dtype=bool)
+    assert not sampled_rows.cross_blocks(rows, 2)
+    assert sampled_rows.cross_blocks(rows, 4)
+    assert sampled_rows.cross_blocks(rows[:1], 3)

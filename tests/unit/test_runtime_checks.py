@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import maskc as mc
 from maskc.core.errors import (
     BadLength,
     BadOption,
@@ -163,6 +164,17 @@ def test_a_table_for_another_number_of_heads():
     doc = (np.zeros(5, int), np.zeros(7, int))
     with pytest.raises(DataShape, match=r"expected 4 \(the heads of q\) or 1 in place of 3"):
         mask(*GOOD.values(), doc=doc, blocks=np.zeros((3, 1, 1), bool))
+
+
+@pytest.mark.parametrize(("shape", "what"), [
+    ((3, 8, 2), r"\(3, 8, 2\), expected 2 \(the heads of q\) or 1 in place of 3"),
+    ((3, 2, 8, 5), r"\(3, 2, 8, 5\), expected 1 \(the sequences of q\) in place of 3"),
+])  # fmt: skip
+def test_lists_of_keys_for_other_heads_and_sequences(shape, what):
+    attn = mc.key_lists("near").compile(16, dtype="float32", target="cpu")
+    q = np.zeros((1, 2, 8, 16), np.float32)
+    with pytest.raises(DataShape, match=f"'near' has shape {what}"):
+        attn(q, q, q, near=np.zeros(shape, int))
 
 
 def test_heads_were_compiled_in():

@@ -163,6 +163,18 @@ def in_parts(decider: Decider, direction: Direction, n: int, deterministic: bool
     return "part 0 " in sources
 
 
+def test_tables_that_only_count_tiles_are_not_packed():
+    """Only what runs is packed, when it is copied to a device."""
+    decider = Decider(mc.patterns.landmark(), Call("sm_90a", 64))
+    assert in_parts(decider, Direction.backward, 3072)
+    planner = decider.planner
+    made = [tables for built in (planner.whole, *planner.parts)
+            for tables in built.selector.tables._values.values()]  # fmt: skip
+    assert len(made) > 3
+    assert not any("packed" in vars(tables) for tables in made)
+    assert [tables.size for tables in made] == [tables.packed[0].nbytes for tables in made]
+
+
 def test_launches_count_more_the_fewer_heads_share_them():
     """Whole, such a call has one launch and twice the tiles. The number of sequences decides only
     where bits may depend on it."""

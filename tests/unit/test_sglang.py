@@ -1,5 +1,5 @@
-"""The attention backend of SGLang 0.5.10, called as its layers and graph runner call it, on the
-CPU, against the definition. Slots that no request owns are NaN."""
+"""The attention backend of SGLang, called as its layers and graph runner call it, on the CPU. With
+SGLang installed, its own layers, batches and pools are used. Slots that no request owns are NaN."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import torch
 from maskc.core.errors import MaskcError
 from maskc.integrations import serving
 from tests.support import engine_stubs
-from tests.support.engine_stubs import ForwardMode, RadixAttention
 from tests.support.paged import Pool, exact
 
 HEADS, KV_HEADS, DIM, LONGEST = 4, 2, 16, 128
 LENGTHS, COUNTS = [75, 1, 40, 33, 20], [1, 1, 17, 33, 2]
+SGLANG = engine_stubs.classes(engine_stubs.SGLANG)
+ForwardMode = SGLANG.ForwardMode
 ROWS = [3, 0, 5, 2, 6]
 """The lines of req_to_token that requests have."""
 
@@ -30,28 +31,17 @@ def sglang():
         yield module
 
 
-class Pools:
-    """SGLang's pools of a layer, [slots, heads, D]."""
-
-    def __init__(self, pool, kind=torch.float32):
-        shape = (-1, KV_HEADS, DIM)
-        self.k, self.v = (torch.from_numpy(x).reshape(shape).to(kind)
-                          for x in (pool.k_pool, pool.v_pool))  # fmt: skip
-
-    def get_key_buffer(self, layer_id):
-        return self.k
-
-    def get_value_buffer(self, layer_id):
-        return self.v
-
-    def set_kv_buffer(self, layer, loc, k, v, k_scale=None, v_scale=None):
-        self.k[loc], self.v[loc] = k.to(self.k.dtype), v.to(self.v.dtype)
+def radix(layer_id=0, after=None, **options):
+    """A layer of SGLang; `after` has what SGLang sets when it loads weights."""
+    layer = SGLANG.RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id, **options)
+    vars(layer).update(after or {})
+    return layer
 
 
 class Server:
     """Requests whose new tokens are not in the pools yet."""
 
-    def __init__(self, sglang, pool, counts, kind=torch.float32, **options):
+    def __init__(self, sglang, pool, counts, kind=torch.float32, in_hnd=False, **options):
         self.pool, self.counts, page = pool, counts, pool.page
         self.slots = torch.full((8, LONGEST + 4), -7, dtype=torch.int32)
         new = []
@@ -60,35 +50,48 @@ class Server:
             slot = pool.table[sequence, token // page] * page + token % page
             self.slots[ROWS[sequence], :length] = torch.from_numpy(slot)
             new.append(torch.from_numpy(slot[length - counts[sequence] :]))
-        self.pools, self.loc = Pools(pool, kind), torch.cat(new).long()
+        self.loc = torch.cat(new).long()
+        self.pools = SGLANG.MHATokenToKVPool(
+            pool.k_pool.shape[0] * page - page, page, kind, KV_HEADS, DIM, 5, "cpu", False
+        )
+        for buffer, values in (
+            (self.pools.get_key_buffer(0), pool.k_pool),
+            (self.pools.get_value_buffer(0), pool.v_pool),
+        ):
+            values = torch.from_numpy(values).clone()
+            values.flatten(0, 1)[self.loc] = torch.nan
+            buffer.copy_((values.transpose(1, 2) if in_hnd else values.flatten(0, 1)).to(kind))
         self.k, self.v = (
             torch.from_numpy(
                 np.concatenate([x[len(x) - c :] for x, c in zip(rows, counts, strict=True)])
             )
             for rows in (pool.k, pool.v)
         )
-        self.pools.k[self.loc] = self.pools.v[self.loc] = torch.nan
         runner = SimpleNamespace(
             model_config=SimpleNamespace(context_len=LONGEST, is_encoder_decoder=False),
-            server_args=SimpleNamespace(page_size=page, speculative_algorithm=None),
-            req_to_token_pool=SimpleNamespace(req_to_token=self.slots), use_mla_backend=False,
-            is_hybrid_swa=False,
+            server_args=SimpleNamespace(speculative_algorithm=None), use_mla_backend=False,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.slots), is_hybrid_swa=False,
+            page_size=page, token_to_kv_pool=self.pools,
         )  # fmt: skip
         vars(runner).update(options)
         self.backend = sglang.SglangBackend(runner)
 
-    def batch(self, mode, **more):
-        lens, counts = torch.tensor(self.pool.lengths), self.counts
-        return SimpleNamespace(**{
-            "forward_mode": mode, "seq_lens": lens, "seq_lens_cpu": lens, "spec_info": None,
-            "req_pool_indices": torch.tensor(ROWS[: len(lens)]), "token_to_kv_pool": self.pools,
-            "out_cache_loc": self.loc, "extend_seq_lens": torch.tensor(counts),
-            "extend_seq_lens_cpu": counts, **more,
+    def batch(self, mode, lens=None, requests=None, **more):
+        """SGLang's ForwardBatch."""
+        lens = torch.tensor(self.pool.lengths) if lens is None else lens
+        requests = torch.tensor(ROWS[: len(lens)]) if requests is None else requests
+        return SGLANG.ForwardBatch(**{
+            "forward_mode": mode, "batch_size": len(lens), "input_ids": None,
+            "req_pool_indices": requests, "seq_lens": lens, "seq_lens_cpu": lens,
+            "out_cache_loc": self.loc, "seq_lens_sum": int(lens.sum()),
+            "extend_seq_lens": torch.tensor(self.counts), "extend_seq_lens_cpu": self.counts,
+            **more,
         })  # fmt: skip
 
     def run(self, q, layer, batch, **options):
         q = torch.from_numpy(q).reshape(len(q), -1)
-        return self.backend.forward(q, self.k, self.v, layer, batch, **options).numpy()
+        k, v = self.k.clone(), self.v.clone()  # SGLang's pool divides them in place
+        return self.backend.forward(q, k, v, layer, batch, **options).numpy()
 
 
 def causal(p, k):
@@ -99,14 +102,16 @@ def close(out, want):
     np.testing.assert_allclose(out, want.reshape(len(want), -1), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(("page", "in_hnd"), [(1, False), (16, False), (16, True)])
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DECODE])
-def test_prompts_chunks_and_decoding(sglang, page, mode):
+def test_prompts_chunks_and_decoding(sglang, page, in_hnd, mode, monkeypatch):
+    if in_hnd:
+        monkeypatch.setenv("SGLANG_USE_HND_KVCACHE", "1")
     counts = [1] * 5 if mode.is_decode() else COUNTS
     pool = Pool(LENGTHS, page, KV_HEADS, DIM)
-    server = Server(sglang, pool, counts)
+    server = Server(sglang, pool, counts, in_hnd=in_hnd)
     q = pool.queries(counts, HEADS)
-    layer, batch = RadixAttention(HEADS, DIM, KV_HEADS), server.batch(mode)
+    layer, batch = radix(), server.batch(mode)
     with torch.inference_mode():
         server.backend.init_forward_metadata(batch)
         more = np.concatenate([q, np.ones((2, HEADS, DIM), np.float32)])  # rows of nobody
@@ -130,13 +135,13 @@ def test_windows_sinks_soft_caps_and_masks(sglang, monkeypatch):
         server = Server(sglang, pool, COUNTS)
         batch = server.batch(ForwardMode.EXTEND)
         server.backend.init_forward_metadata(batch)
-        out = server.run(q, RadixAttention(HEADS, DIM, KV_HEADS, **options), batch, **more)
+        out = server.run(q, radix(**options), batch, **more)
         close(out, exact(pool, q, COUNTS, lambda s, h, keeps=keeps: keeps, **given)[0])
     monkeypatch.setenv(serving.VARIABLE, "sinks(2) | window(30)")
     server = Server(sglang, pool, COUNTS)
     batch = server.batch(ForwardMode.EXTEND)
     server.backend.init_forward_metadata(batch)
-    out = server.run(q, RadixAttention(HEADS, DIM, KV_HEADS), batch)
+    out = server.run(q, radix(), batch)
     keeps = lambda p, k: (k <= p) & ((p - k <= 30) | (k < 2))  # noqa: E731
     close(out, exact(pool, q, COUNTS, lambda s, h: keeps)[0])
 
@@ -151,50 +156,50 @@ def test_pools_in_e4m3(sglang):
         token = np.arange(n)
         place = stored.table[s, token // 16], token % 16
         stored.k_pool[place], stored.v_pool[place] = stored.k[s], stored.v[s]
-    server = Server(sglang, stored, COUNTS, torch.float32)
-    server.pools.k[server.loc], server.pools.v[server.loc] = server.k, server.v
-    server.pools.k, server.pools.v = (
-        x.to(torch.float8_e4m3fn) for x in (server.pools.k, server.pools.v)
-    )
+    server = Server(sglang, stored, COUNTS, torch.float8_e4m3fn)
+    server.k, server.v = (torch.cat([
+        torch.from_numpy(x[len(x) - count :]) for x, count in zip(rows, COUNTS, strict=True)
+    ]) for rows in (pool.k, pool.v))  # fmt: skip
     q = pool.queries(COUNTS, HEADS)
     scale = {"k_scale": torch.tensor(2.0), "v_scale": torch.tensor(0.5), "k_scale_float": 2.0,
              "v_scale_float": 0.5}  # fmt: skip
     batch = server.batch(ForwardMode.EXTEND)
     server.backend.init_forward_metadata(batch)
-    layer = RadixAttention(HEADS, DIM, KV_HEADS, **scale)
-    close(server.run(q, layer, batch, save_kv_cache=False),
-          exact(pool, q, COUNTS, lambda s, h: causal)[0])  # fmt: skip
+    out = server.run(q, radix(after=scale), batch)
+    close(out, exact(pool, q, COUNTS, lambda s, h: causal)[0])
 
 
 def test_graphs_keep_their_arrays(sglang):
-    """A graph for eight requests replays steps of five."""
+    """A graph for eight requests replays a step of five. A second graph of the same size shares the
+    arrays, and its capture leaves those of the first in place."""
     pool = Pool(LENGTHS, 16, KV_HEADS, DIM)
-    server, layer = Server(sglang, pool, [1] * 5), RadixAttention(HEADS, DIM, KV_HEADS)
-    backend, batch = server.backend, server.batch(ForwardMode.DECODE)
+    server, layer = Server(sglang, pool, [1] * 5), radix()
+    backend, fill = server.backend, server.backend.get_cuda_graph_seq_len_fill_value()
     server.slots[7, 0] = int(pool.indices[0]) * 16
-    requests = torch.tensor([*ROWS, 7, 7, 7])
     q = np.concatenate([pool.queries([1] * 5, HEADS), np.ones((3, HEADS, DIM), np.float32)])
     backend.init_cuda_graph_state(8, 8)
-    fill = backend.get_cuda_graph_seq_len_fill_value()
-    ones = torch.full((8,), fill)
-    backend.init_forward_metadata_capture_cuda_graph(
-        8, 8, torch.full((8,), 7), ones, None, ForwardMode.DECODE, None
-    )
-    server.run(q, layer, batch, save_kv_cache=False)
-    (plan,) = backend._step._plans.values()
-    held = {name: x.data_ptr() for name, x in plan.data.items()}
+    dummy = server.batch(ForwardMode.DECODE, torch.full((8,), fill), torch.full((8,), 7))
+    places = []
+    for _ in range(2):
+        backend.init_forward_metadata_out_graph(dummy, in_capture=True)
+        server.run(q, layer, dummy, save_kv_cache=False)
+        (plan,) = backend._step._plans.values()
+        places.append({name: x.data_ptr() for name, x in plan.data.items()})
+    assert places[0] == places[1]
+    requests = torch.tensor([*ROWS, 7, 7, 7])
     lens = torch.tensor([*LENGTHS, fill, fill, fill])
-    backend.init_forward_metadata_replay_cuda_graph(
-        8, requests, lens, int(lens.sum()), None, ForwardMode.DECODE, None, lens
-    )
+    batch = server.batch(ForwardMode.DECODE, lens, requests)
+    eager = server.batch(ForwardMode.EXTEND, torch.tensor([20]), torch.tensor([6]),
+                         extend_seq_lens=torch.tensor([20]), extend_seq_lens_cpu=[20])  # fmt: skip
+    backend.init_forward_metadata(eager)  # a step without a graph between replays
+    backend.init_forward_metadata_out_graph(batch)
     server.pools.set_kv_buffer(layer, server.loc, server.k, server.v)
     out = server.run(q, layer, batch, save_kv_cache=False)
     close(out[:5], exact(pool, q[:5], [1] * 5, lambda s, h: causal)[0])
-    assert {name: x.data_ptr() for name, x in plan.data.items()} == held
+    assert {name: x.data_ptr() for name, x in plan.data.items()} == places[0]
+    verify = server.batch(ForwardMode.TARGET_VERIFY, lens, requests)
     with pytest.raises(MaskcError, match=r"MC665.*CUDA graphs of anything except decoding"):
-        backend.init_forward_metadata_replay_cuda_graph(
-            8, requests, lens, 0, None, ForwardMode.TARGET_VERIFY, None, lens
-        )
+        backend.init_forward_metadata_out_graph(verify)
 
 
 def test_registration(sglang):
@@ -204,12 +209,14 @@ def test_registration(sglang):
     register = getattr(importlib.import_module(module), name)
     for _ in range(2):
         register()
-    assert engine_stubs.SGLANG_CHOICES == ["maskc"]
-    made = engine_stubs.SGLANG_BACKENDS["maskc"](SimpleNamespace(
-        model_config=SimpleNamespace(context_len=9), server_args=SimpleNamespace(page_size=1),
-        req_to_token_pool=SimpleNamespace(req_to_token=None),
-    ))  # fmt: skip
-    assert isinstance(made, sglang.SglangBackend)
+    assert SGLANG.ATTENTION_BACKEND_CHOICES.count("maskc") == 1
+    assert SGLANG.ATTENTION_BACKENDS["maskc"] is sglang.SglangBackend
+
+
+def test_older_versions(sglang, monkeypatch):
+    monkeypatch.delattr(SGLANG.AttentionBackend, "init_forward_metadata_out_graph")
+    with pytest.raises(MaskcError, match=r"MC613.*needs sglang 0\.5\.14 or later"):
+        sglang.register()
 
 
 def test_what_is_refused(sglang):
@@ -217,29 +224,35 @@ def test_what_is_refused(sglang):
     for options, why in (
         ({"use_mla_backend": True}, "multi-head latent attention"),
         ({"is_hybrid_swa": True}, "start with --disable-hybrid-swa-memory"),
+        (
+            {"token_to_kv_pool": SimpleNamespace(kv_cache_layout="vectorized_5d")},
+            "the pool layout VECTORIZED_5D",
+        ),
     ):
         with pytest.raises(MaskcError, match=f"MC665.*{why}"):
             Server(sglang, pool, COUNTS, **options)
     q = pool.queries(COUNTS, HEADS)
     server = Server(sglang, pool, COUNTS)
     batch = server.batch(ForwardMode.EXTEND)
-    plain = RadixAttention(HEADS, DIM, KV_HEADS)
+    plain = radix()
     with pytest.raises(MaskcError, match=r"MC665.*outside of a step"):
         server.run(q, plain, batch)
     with pytest.raises(MaskcError, match=r"MC665.*drafts"):
         server.backend.init_forward_metadata(server.batch(ForwardMode.EXTEND, spec_info=1))
+    with pytest.raises(MaskcError, match=r"MC665.*blocks of diffusion models"):
+        server.backend.init_forward_metadata(server.batch(ForwardMode.DLLM_EXTEND))
     server.backend.init_forward_metadata(server.batch(ForwardMode.IDLE))
     server.backend.init_forward_metadata(batch)
     with pytest.raises(MaskcError, match=r"MC665.*\['q_rope'\]"):
         server.run(q, plain, batch, q_rope=q)
     for number, (options, why) in enumerate(
         (
-            ({"attn_type": "encoder_only"}, "encoder_only layers"),
+            ({"attn_type": "decoder_bidirectional"}, "decoder_bidirectional layers"),
             ({"logit_cap": 3.0, "logit_capping_method": "sigmoid"}, "soft-caps by sigmoid"),
             ({"pos_encoding_mode": "ALIBI"}, "positions of kind ALIBI"),
             ({"use_irope": True}, "chunked local attention"),
         )
     ):
-        layer = RadixAttention(HEADS, DIM, KV_HEADS, layer_id=number + 1, **options)
+        layer = radix(number + 1, **options)
         with pytest.raises(MaskcError, match=f"MC665.*{why}"):
             server.run(q, layer, batch)

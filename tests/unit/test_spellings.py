@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,82 @@ PAIRS = {
     ),
     "block diffusion by flags": (BLOCK_DIFFUSION, mc.where(block_diffusion_by_flags)),
     "columns": (STRIDED, mc.where(lambda q, k: ((k + 1) % 64 == 0) & (k <= q))),
+    "columns by floors": (STRIDED, mc.where(lambda q, k: (q >= k) & ((k + 1) // 64 * 64 == k + 1))),
+    "causal in two": (CAUSAL, mc.where(lambda q, k: (q > k) | (q == k))),
+    "causal without itself": (
+        mc.where(lambda q, k: q > k), CAUSAL & mc.where(lambda q, k: q != k),
+    ),
+    "causal by max": (CAUSAL, mc.where(lambda q, k: max(q, k) == q)),
+    "causal from all": (CAUSAL, mc.full() - mc.where(lambda q, k: k > q)),
+    "window in two": (
+        WINDOW, mc.where(lambda q, k: ((q >= k) & (q - k < 64)) | ((q - k >= 64) & (q - k <= W))),
+    ),
+    "window by distances": (
+        mc.window(3, 0, align="start"),
+        mc.where(lambda q, k: (q - k == 0) | (q - k == 1) | (k + 2 == q) | (q - k == 3)),
+    ),
+    "window by product": (
+        WINDOW, mc.from_mask_mod(lambda b, h, q, k: ((q >= k) * (q - k <= W)) * 1 > 0),
+    ),
+    "sinks by De Morgan": (
+        SINKS, ~(~CAUSAL | (mc.where(lambda q, k: k >= 4) & mc.where(lambda q, k: q - k > W))),
+    ),
+    "sinks by xor": (SINKS, mc.where(lambda q, k: (q >= k) ^ ((k >= 4) & (q - k > W) & (q >= k)))),
+    "prefix by max": (CAUSAL | mc.prefix(100), mc.where(lambda q, k: k <= max(q, 99))),
+    "chunks by ceil": (
+        CHUNKED, mc.where(lambda q, k: (k <= q) & (-(-(k + 1) // 512) == -(-(q + 1) // 512))),
+    ),
+    "chunks by halves": (
+        mc.where(lambda q, k: (q // 2048 == k // 2048) & (q >= k)),
+        mc.where(lambda q, k: (q >= k) & (((q < 2048) & (k < 2048))
+                                          | ((k >= 2048) & (q // 2048 == k // 2048)))),
+    ),
+    "causal blocks by tokens": (
+        mc.where(lambda q, k: k // 64 <= q // 64),
+        mc.where(lambda q, k: (k <= q) | (k // 64 == q // 64)),
+    ),
+    "earlier blocks": (
+        mc.where(lambda q, k: k // 64 < q // 64),
+        mc.where(lambda q, k: (k < q) & (k // 64 != q // 64)),
+    ),
+    "a few blocks": (
+        mc.where(lambda q, k: (k // 64 <= q // 64) & (q // 64 - k // 64 <= 4)),
+        mc.where(lambda q, k: (q // 64 - k // 64) // 5 == 0),
+    ),
+    "block diffusion by differing blocks": (
+        BLOCK_DIFFUSION,
+        mc.where(lambda q, k: (
+            ((q < HALF) & (k < HALF) & (q // 32 == k // 32))
+            | ((q < HALF) & (k >= HALF) & (k - HALF < q) & ((k - HALF) // 32 != q // 32))
+            | ((q >= HALF) & (k >= HALF) & ((k <= q) | (q // 32 == k // 32)))
+        )),
+    ),
+    "near blocks": (
+        mc.where(lambda q, k: abs(q // 256 - k // 256) <= 1),
+        mc.where(lambda q, k: (q // 256 == k // 256) | (q // 256 == k // 256 + 1)
+                 | (q // 256 + 1 == k // 256)),
+    ),
+    "shifted blocks": (
+        mc.where(lambda q, k: (q + 32) // 64 == (k + 32) // 64),
+        mc.where(lambda q, k: (q + 32 - (q + 32) % 64 <= k + 32)
+                 & (k + 32 < q + 32 - (q + 32) % 64 + 64)),
+    ),
+    "dilated by blocks": (
+        DILATED, mc.where(lambda q, k: (q % 4 == k % 4) & (q // 4 >= k // 4)
+                          & (q // 4 - k // 4 <= 63)),
+    ),
+    "slashes": (
+        mc.offsets([0, 25, 58], align="start"),
+        mc.where(lambda q, k: (q - k == 25) | (k == q) | (k + 58 == q)),
+    ),
+    "axial": (
+        mc.where(lambda q, k: (q // 64 == k // 64) | (q % 64 == k % 64)),
+        mc.where(lambda q, k: ~((q // 64 != k // 64) & ((q - k) % 64 != 0))),
+    ),
+    "longformer by min": (
+        mc.window(64, 64, align="start") | mc.where(lambda q, k: (q < 16) | (k < 16)),
+        mc.where(lambda q, k: (min(q, k) < 16) | (abs(q - k) <= 64)),
+    ),
 }  # fmt: skip
 
 
@@ -149,6 +226,9 @@ DATA_PAIRS = {
     "documents": (DOC, "ids", lambda x: lambda b, h, q, k: x[b, q] == x[b, k]),
     "packed documents": (
         DOC & FIRST, "packed", lambda x: lambda b, h, q, k: (q >= k) & (x[b, k] == x[b, q]),
+    ),
+    "documents by bounds": (
+        DOC & FIRST, "packed", lambda x: lambda b, h, q, k: (abs(x[b, q] - x[b, k]) < 1) & (q >= k),
     ),
     "other documents": (
         FIRST - DOC, "packed", lambda x: lambda b, h, q, k: (q >= k) & (x[b, k] != x[b, q]),
@@ -246,6 +326,7 @@ NUMBERS = st.recursive(
     max_leaves=6,
 )
 AT = {"q": np.arange(-5, 23)[:, None], "k": np.arange(-7, 23)[None], "n_q": 20, "n_kv": 25}
+TOKENS = AT | {"q": np.arange(28)[:, None], "k": np.arange(30)[None]}
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from([E.ge, E.lt, E.eq, E.ne]))
@@ -254,6 +335,41 @@ def test_a_normal_spelling_says_the_same(left: Expr, right: Expr, compare) -> No
     formula = compare(left, right)
     found, wanted = (np.broadcast_to(evaluate(x, AT), (28, 30)) for x in (normal(formula), formula))
     np.testing.assert_array_equal(found, wanted)
+
+
+BLOCKS_APART = E.sub(E.floordiv(E.Q, 4), E.floordiv(E.K, 4))
+NUMBERS_ON_LINES = (
+    E.Q, E.sub(E.Q, E.K), E.sub(E.K, E.Q), E.floordiv(E.K, 4), E.mod(E.sub(E.K, E.Q), 4),
+    BLOCKS_APART, E.add(BLOCKS_APART, E.N_KV, E.const(-25)),
+)  # fmt: skip
+BOUNDS = [
+    compare(number, E.const(constant))
+    for number in NUMBERS_ON_LINES for constant in (-1, 0, 1, 5)
+    for compare in (E.ge, E.lt, E.eq, E.ne)
+]  # fmt: skip
+LINES = st.sampled_from(BOUNDS) | st.builds(
+    E.member, st.sampled_from([E.Q, E.sub(E.K, E.Q)]), st.lists(st.integers(-4, 12), max_size=5)
+)
+
+
+def test_two_bounds_are_merged() -> None:
+    kept = {bound: np.broadcast_to(evaluate(bound, TOKENS), (28, 30)) for bound in BOUNDS}
+    for left, right in combinations(kept, 2):
+        for join, by_hand in ((E.conj, np.logical_and), (E.disj, np.logical_or)):
+            merged = np.broadcast_to(evaluate(normal(join(left, right)), TOKENS), (28, 30))
+            assert (merged == by_hand(kept[left], kept[right])).all(), (join, left, right)
+
+
+@given(st.recursive(
+    LINES, lambda inner: st.lists(inner, min_size=2, max_size=4).flatmap(
+        lambda terms: st.sampled_from([E.conj(*terms), E.disj(*terms)])), max_leaves=7,
+))  # fmt: skip
+@settings(max_examples=examples(600))
+def test_bounds_of_one_number_are_merged(formula) -> None:
+    merged, kept = (
+        np.broadcast_to(evaluate(x, TOKENS), (28, 30)) for x in (normal(formula), formula)
+    )
+    np.testing.assert_array_equal(merged, kept)
 
 
 @given(
@@ -266,8 +382,9 @@ def test_bounds_of_tokens_settle_residues(compared, bounds) -> None:
     """Tokens are never negative."""
     terms = [compare(value, E.const(2)) for value, compare in compared]
     formula = E.conj(*terms, *(compare(token, E.const(n)) for token, compare, n in bounds))
-    at = AT | {"q": np.arange(28)[:, None], "k": np.arange(30)[None]}
-    found, wanted = (np.broadcast_to(evaluate(x, at), (28, 30)) for x in (normal(formula), formula))
+    found, wanted = (
+        np.broadcast_to(evaluate(x, TOKENS), (28, 30)) for x in (normal(formula), formula)
+    )
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -282,6 +399,19 @@ def test_bounds_of_tokens_settle_residues(compared, bounds) -> None:
         (E.eq(E.mod(E.Q, 4), E.mod(E.K, 4)), E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO)),
         (E.le(E.absolute(E.sub(E.Q, E.K)), E.const(3)),
          E.conj(E.le(E.sub(E.Q, E.K), E.const(3)), E.le(E.sub(E.K, E.Q), E.const(3)))),
+        (E.disj(E.gt(E.Q, E.K), E.eq(E.Q, E.K)), E.ge(E.Q, E.K)),
+        (E.disj(E.ge(E.Q, E.K), E.eq(E.floordiv(E.Q, 8), E.floordiv(E.K, 8))),
+         E.disj(E.ge(E.Q, E.K), E.ge(E.floordiv(E.Q, 8), E.floordiv(E.K, 8)))),
+        (E.eq(E.floordiv(E.sub(E.const(7), E.K), 8), E.ZERO),
+         E.conj(E.ge(E.K, E.ZERO), E.le(E.K, E.const(7)))),
+        (E.ge(E.const(2), E.floordiv(E.sub(E.Q, E.K), 8)), E.le(E.sub(E.Q, E.K), E.const(23))),
+        (E.conj(E.ge(E.Q, E.K), E.ne(E.floordiv(E.Q, 8), E.floordiv(E.K, 8))),
+         E.conj(E.ge(E.Q, E.K), E.gt(E.floordiv(E.Q, 8), E.floordiv(E.K, 8)))),
+        (E.conj(E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO),
+                E.ge(E.floordiv(E.Q, 4), E.floordiv(E.K, 4))),
+         E.conj(E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO), E.ge(E.Q, E.K))),
+        (E.ge(E.K, E.sub(E.Q, E.mod(E.add(E.Q, E.const(5)), 8))),
+         E.ge(E.floordiv(E.add(E.K, E.const(5)), 8), E.floordiv(E.add(E.Q, E.const(5)), 8))),
         (E.ge(E.sub(E.Q, E.scale(8, E.floordiv(E.Q, 8))), E.const(2)),
          E.ge(E.mod(E.Q, 8), E.const(2))),
     ],

@@ -1,5 +1,5 @@
-"""Inner attention of torchtitan 0.3.0, called as its GQAttention calls it, against PyTorch; and the
-order of tokens for its context parallelism."""
+"""Inner attention of torchtitan, called as its GQAttention calls it, against PyTorch, and the order
+of tokens for its context parallelism. With torchtitan installed, its own classes are used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import maskc as mc
 from maskc.core.errors import MaskcError
 from tests.support import engine_stubs
-from tests.support.engine_stubs import VarlenMetadata
 
+VarlenMetadata = engine_stubs.classes(engine_stubs.torchtitan()).VarlenMetadata
 B, L = 2, 20
 ENDS = torch.tensor([0, 7, 20, 23, 40], dtype=torch.int32)
 """Documents of both rows one after another."""
@@ -85,6 +85,16 @@ def test_what_is_refused(module):
     ):
         with pytest.raises(MaskcError, match=f"MC665.*{why}"):
             layer(x, x, x, **options)
+
+
+@pytest.mark.skipif(engine_stubs.INSTALLED["torchtitan"], reason="has the class")
+def test_older_versions():
+    stubs = {"torchtitan.models.common.attention": {}}
+    with (
+        pytest.raises(MaskcError, match=r"MC613.*needs torchtitan 0\.3 or later"),
+        engine_stubs.installed(stubs, "maskc.integrations.torchtitan"),
+    ):
+        pass
 
 
 def test_the_order_of_tokens_for_context_parallelism():

@@ -1,5 +1,6 @@
-"""The attention backend of vLLM 0.33, called as vLLM's layers and runner call it, on the CPU,
-against the definition. Slots that no request owns are NaN."""
+"""The attention backend of vLLM, called as vLLM's layers and runner call it, on the CPU. With vLLM
+installed, its own base classes, registry and metadata are used. Slots that no request owns are NaN.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +20,12 @@ from tests.support.paged import Pool, exact
 
 PAGE, HEADS, KV_HEADS, DIM, LONGEST = 16, 4, 2, 16, 128
 LENGTHS, COUNTS = [75, 1, 40, 33, 20], [1, 1, 17, 33, 2]
+VLLM = engine_stubs.classes(engine_stubs.VLLM)
+LAYOUTS = {
+    "LBHNC": (0, 1, 2, 3, 4), "LBNHC": (0, 1, 3, 2, 4), "LHBNC": (0, 2, 1, 3, 4),
+    "BLHNC": (1, 0, 2, 3, 4), "BLNHC": (1, 0, 3, 2, 4), "BHLNC": (1, 2, 0, 3, 4),
+}  # fmt: skip
+"""The order in memory of layers L, blocks B, heads H, tokens N and elements C of a cache."""
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +49,13 @@ def common(pool, counts, fill=0, tokens=None):
     wide = np.zeros((len(table), LONGEST // PAGE), np.int32)  # as the runner's, for all lengths
     width = min(wide.shape[1], table.shape[1])
     wide[:, :width] = np.where(table >= 0, table, 0)[:, :width]
-    return SimpleNamespace(
-        query_start_loc=torch.from_numpy(starts),
+    tokens = tokens or sum(counts)
+    return VLLM.CommonAttentionMetadata(
+        query_start_loc=torch.from_numpy(starts), query_start_loc_cpu=torch.from_numpy(starts),
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
         seq_lens=torch.tensor([*pool.lengths, *[0] * fill], dtype=torch.int32),
-        num_reqs=len(table), num_actual_tokens=tokens or sum(counts), max_query_len=max(counts),
-        max_seq_len=max(pool.lengths), block_table_tensor=torch.from_numpy(wide), causal=True,
+        num_reqs=len(table), num_actual_tokens=tokens, max_query_len=max(counts),
+        max_seq_len=max(pool.lengths), block_table_tensor=torch.from_numpy(wide),
     )  # fmt: skip
 
 
@@ -64,7 +73,9 @@ def cache_of(pool, counts, layout):
             slots.append(page * PAGE + p % PAGE)
     both = torch.from_numpy(np.concatenate([keys, values], -1))  # [blocks, tokens, heads, 2 D]
     both = both.transpose(1, 2)
-    cache = both.contiguous() if layout == "LBHNC" else both
+    order, shape = LAYOUTS[layout], (2, *both.shape)  # the other layer is NaN
+    layers = torch.full([shape[axis] for axis in order], torch.nan)
+    cache = layers.permute([order.index(axis) for axis in range(5)])[1].copy_(both)
     new = (torch.from_numpy(np.stack([*x, x[0] * 0 + 9])) for x in (k, v))
     return cache, *new, torch.tensor([*slots, -1])
 
@@ -86,8 +97,9 @@ def causal(p, k):
     return k <= p
 
 
-@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
-@pytest.mark.parametrize("counts", [COUNTS, [1] * 5], ids=["mixed", "decode"])
+@pytest.mark.parametrize(
+    ("layout", "counts"), [*((name, COUNTS) for name in LAYOUTS), ("LBNHC", [1] * 5)]
+)
 def test_prompts_chunks_and_decoding(vllm, layout, counts):
     pool = Pool(LENGTHS, PAGE, KV_HEADS, DIM)
     q = pool.queries(counts, HEADS)
@@ -193,7 +205,7 @@ def test_registration(vllm):
     register = getattr(importlib.import_module(module), name)
     for _ in range(2):  # vLLM may load a plug-in several times
         register()
-    path, _, kind = engine_stubs.VLLM_PATHS["MASKC"].rpartition(".")
+    path, _, kind = VLLM.AttentionBackendEnum["MASKC"].get_path().rpartition(".")
     backend = getattr(importlib.import_module(path), kind)
     assert backend.get_name() == "MASKC"
     assert not backend.forward_includes_kv_cache_update
@@ -204,6 +216,18 @@ def test_registration(vllm):
     assert backend.supports_compute_capability(capability(8, 0))
     assert not backend.supports_compute_capability(capability(7, 0))
     assert not backend.supports_mm_prefix()
+    assert not backend.supports_device_cpu_query_lens_mismatch()
+
+
+def test_other_versions(vllm, monkeypatch):
+    """vLLM calls every plug-in when it starts, so an old version gets a warning, not an error."""
+    monkeypatch.delattr(VLLM.AttentionBackendEnum, "register")
+    with pytest.warns(UserWarning, match=r"MC613.*needs vllm 0\.32 or later"):
+        serving.register_vllm()
+    cache = torch.zeros(2, 3, PAGE, KV_HEADS, DIM)
+    layer = vllm.VllmLayer(HEADS, DIM, 1.0, KV_HEADS)
+    with pytest.raises(MaskcError, match=r"MC665.*a cache of 5 dimensions"):
+        layer.do_kv_cache_update(None, cache, cache, cache, PAGE)
 
 
 def test_what_is_refused(vllm, monkeypatch):

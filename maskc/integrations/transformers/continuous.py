@@ -1,9 +1,9 @@
-"""Continuous batching of transformers 5.24 on maskc's kernels.
+"""Continuous batching of transformers 5.24 or later on maskc's kernels.
 
-Written against `transformers.generation.continuous_batching` of 5.24. transformers only runs
-implementations with "flash" in their name. They get the tokens of all requests in one row, with
-cumulative lengths of queries and of keys, and no mask. The cache passes the keys of each request
-contiguously; only flash-attn gets block tables.
+Tested on the CPU with the managers and tiny models of transformers 5.24. transformers only runs
+implementations with "flash" in their name. They get the tokens of all requests in one row, the
+cumulative lengths of queries and of keys, and no mask. The cache gathers the keys of each request
+into one tensor; only flash-attn gets block tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from maskc.paging import PagedPlan
 
 CONTINUOUS = "maskc_flash_continuous"
-"""The name under which transformers knows this function; it takes names with "flash" alone."""
+"""The name under which `run_ragged` is registered in transformers."""
 _CAUSAL = causal()
 _PASSED = HARMLESS | {
     "cache", "position_ids", "logits_indices", "logits_processor_args", "read_index",
@@ -64,7 +64,7 @@ def continuous_batching(model: Any) -> Iterator[Any]:
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Lengths say all."""
+    """Return None: the cumulative lengths say which keys a query sees."""
 
 
 def run_ragged(
@@ -73,7 +73,7 @@ def run_ragged(
     s_aux: Any = None, sliding_window: int | None = None, cu_seq_lens_q: Any = None,
     cu_seq_lens_k: Any = None, max_length_q: int = 0, max_length_k: int = 0, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
-    """Attention of one layer over the requests of a step.
+    """Compute attention of one layer over the requests of a step.
 
     Args:
         module: the attention module.
@@ -89,7 +89,7 @@ def run_ragged(
         (out [1, tokens, Hq, Dv], None).
 
     Raises:
-        ModelArgument: an argument would change the result and is not computed (MC606).
+        ModelArgument: an argument would change the result and maskc does not run it (MC606).
     """
     name, advice = type(module).__name__, "use attn_implementation='sdpa'"
     for key_word, given in (("dropout", dropout), ("attention_mask", attention_mask)):
@@ -125,7 +125,7 @@ def run_ragged(
 def _paged(
     mask: Mask, heads: int, kv_heads: int, dim: int, dim_v: int, device: str
 ) -> PagedAttention:
-    """A mask in positions of requests, over keys that lie one after another: pages of one."""
+    """Return the kernels of a mask over contiguous keys, which are pages of one token."""
     return paged(
         mask, page_size=1, head_dim=dim, head_dim_v=dim_v, n_heads=heads, n_kv_heads=kv_heads,
         target="cpu" if device == "cpu" else None,

@@ -306,6 +306,9 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         )  # fmt: skip
         default_mode = Mode((*default_mode.launches, entmax))
     one_q = room[2] > most
+    pv = Product("multiply_pv", problem.head_dim_v, from_registers=True, b_along_tokens=1)
+    if problem.converts:  # fp16 holds all numbers of E4M3, and converting to bf16 takes longer
+        pv = replace(pv, elements="f16")
     persistent = _mode(Grid.stream, threads, room[1 if one_q else 2], form.blocks, "PERSISTENT")
     modes = [("default", default_mode), ("persistent", persistent)]
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
@@ -326,7 +329,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
-            Product("multiply_pv", problem.head_dim_v, from_registers=True, b_along_tokens=1),
+            pv,
         ),
         modes=tuple(modes),
         maps=(

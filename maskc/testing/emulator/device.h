@@ -1,8 +1,10 @@
 // CUDA as a kernel sees it, on the CPU: included by every translated source. Threads of a block are
 // fibers of one thread of the host; what they wait for is in runtime.cpp.
 #pragma once
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // math.h as C has it: <cmath> takes longer than all others
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -357,7 +359,7 @@ static inline void *__cvta_shared_to_generic(size_t at) { return emu::arena() + 
 
 // ---- instructions, as translate.py spells them
 namespace emu {
-inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+inline float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
 
 // Counts a score that reaches `low`, and stores one that is not above `high` either.
 template <class Count>

@@ -133,8 +133,6 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)", _mma),
     (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "{o0} = emu::transposed({i0})"),
     (r"mov\.u32 %0, memory", "{o0} = 0"),
-    (r"cvt\.rn\.f16x2\.e4m3x2 pair, first;.*cvt\.f32\.f16 %3",
-     "emu::unpack_bytes({o0}, {o1}, {o2}, {o3}, {i0})"),
     (r"cvt\.rn\.f16x2\.e4m3x2 %0, first;", "emu::halves_of_bytes({o0}, {o1}, {i0})"),
     (r"^\s*cvt\.f32\.f16 %0, %1", "{o0} = emu::widen({i0}, true)"),
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",

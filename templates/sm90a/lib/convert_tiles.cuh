@@ -21,66 +21,102 @@ FN struct PoolStages pool_stages(struct Shared &s) {
             s.pool_v_full, s.pool_v_free, s.started, s.first_word, s.pool_next, s.row};
 }
 
-// Four numbers of E4M3 as two pairs in storage precision, which holds them exactly.
-FN uint2 widen(u32 four) {
-    if constexpr (BFLOAT16) {
-        float a, b, c, d;
-        asm("{\n"
-            ".reg .b16 first, second, low, high;\n"
-            ".reg .b32 pair;\n"
-            "mov.b32 {first, second}, %4;\n"
-            "cvt.rn.f16x2.e4m3x2 pair, first;\n"
-            "mov.b32 {low, high}, pair;\n"
-            "cvt.f32.f16 %0, low;\n"
-            "cvt.f32.f16 %1, high;\n"
-            "cvt.rn.f16x2.e4m3x2 pair, second;\n"
-            "mov.b32 {low, high}, pair;\n"
-            "cvt.f32.f16 %2, low;\n"
-            "cvt.f32.f16 %3, high;\n"
-            "}" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(four));
-        return make_uint2(pack(a, b), pack(c, d));
-    } else {
-        uint2 pairs;
-        asm("{\n"
-            ".reg .b16 first, second;\n"
-            "mov.b32 {first, second}, %2;\n"
-            "cvt.rn.f16x2.e4m3x2 %0, first;\n"
-            "cvt.rn.f16x2.e4m3x2 %1, second;\n"
-            "}" : "=r"(pairs.x), "=r"(pairs.y) : "r"(four));
-        return pairs;
-    }
+// Four E4M3 codes as two pairs of f16, which holds them exactly, NaN included.
+FN uint2 in_f16(u32 codes) {
+    uint2 pairs;
+    asm("{\n"
+        ".reg .b16 first, second;\n"
+        "mov.b32 {first, second}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, second;\n"
+        "}" : "=r"(pairs.x), "=r"(pairs.y) : "r"(codes));
+    return pairs;
 }
+// A pair of f16 in storage precision.
+FN u32 stored(u32 pair) {
+    if (!BFLOAT16) return pair;
+    float a, b;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}" : "=f"(a), "=f"(b) : "r"(pair));
+    return pack(a, b);
+}
+// Keys meet q, and so have its type. Hopper converts E4M3 to f16 only: for four codes, bf16 takes
+// eight instructions and f16 two. Values meet p, which is in f16, see operands_halves.cuh.
+FN uint2 as_keys(u32 codes) {
+    const uint2 pairs = in_f16(codes);
+    return make_uint2(stored(pairs.x), stored(pairs.y));
+}
+FN uint2 as_values(u32 codes) { return in_f16(codes); }
 
-// Sixteen columns of a row become two pieces of an operand. A warp reads consecutive pieces. Half
-// of the lanes write their second piece first; eight lanes then write to different banks.
-template <int DIM>
-FN void convert_tile(unsigned char *to, const unsigned char *from) {
-    constexpr i32 PIECES = DIM / 16;
-#pragma unroll 2
-    for (i32 i = threadIdx.x - 32; i < TILE_K * PIECES; i += 32 * CONVERTING_WARPS) {
-        const u32 row = (u32)i / PIECES, piece = (u32)i % PIECES;
-        const uint4 x = *(const uint4 *)(from + piece / 8 * K_SLAB + swizzled(row, piece % 8));
-        unsigned char *const slab = to + piece / 4 * K_SLAB;
-        const u32 second = piece / 4 % 2;
-        const uint2 a = widen(second ? x.z : x.x), b = widen(second ? x.w : x.y);
-        *(uint4 *)(slab + swizzled(row, piece % 4 * 2 + second)) = make_uint4(a.x, a.y, b.x, b.y);
-        const uint2 c = widen(second ? x.x : x.z), d = widen(second ? x.y : x.w);
-        *(uint4 *)(slab + swizzled(row, piece % 4 * 2 + 1 - second)) =
-            make_uint4(c.x, c.y, d.x, d.y);
+// Converts a warp's share of a tile: every third group of eight rows, from group `turn` on. A lane
+// reads eight codes at a time and writes them as 16 bytes of an operand; 32 columns of the eight
+// rows are a step of the warp. Lanes take the rows in such an order that neither reads nor writes
+// conflict in banks.
+//
+// Loads come before conversions: shared memory answers after about 30 cycles, and three warps do
+// not hide that. The copying thread gets the stage back (`read`) once all codes are in registers.
+// Writes begin when the consumers have read the previous tile (`free`).
+template <int DIM, uint2 (&CONVERT)(u32)>
+FN void convert_tile(unsigned char *to, const unsigned char *from, u64 &read, u64 &free,
+                     u32 parity, u32 turn) {
+    constexpr int GROUPS_OF_ROWS = TILE_K / 8, STEPS = DIM / 32;
+    constexpr int SHARE = (GROUPS_OF_ROWS + CONVERTING_WARPS - 1) / CONVERTING_WARPS;  // groups
+    // Groups that are loaded before the first is converted: as many as registers hold.
+    constexpr int MOST = STEPS > 4 ? 1 : 12 / STEPS, AT_ONCE = MOST < SHARE ? MOST : SHARE;
+    const u32 lane = threadIdx.x % 32;
+    const u32 row = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16, eight = lane % 4;
+    from += turn * 8 * SLAB_ROW;
+    to += turn * 8 * SLAB_ROW;
+    const u32 source = swizzled(row, eight / 2) + eight % 2 * 8, target = swizzled(row, eight);
+    // Whether the warp has a group `i`: only the last one may be missing.
+    const auto has = [=](int i) {
+        return (i + 1) * CONVERTING_WARPS <= GROUPS_OF_ROWS
+            || turn + i * CONVERTING_WARPS < GROUPS_OF_ROWS;
+    };
+#pragma unroll
+    for (int first = 0; first < SHARE; first += AT_ONCE) {
+        uint2 codes[AT_ONCE][STEPS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!has(first + i)) break;
+            const auto group = from + (first + i) * CONVERTING_WARPS * 8 * SLAB_ROW;
+#pragma unroll
+            for (int j = 0; j < STEPS; j++)
+                codes[i][j] = *(const uint2 *)(group + j / 4 * K_SLAB + (source ^ j % 4 * 32));
+        }
+        if (first + AT_ONCE >= SHARE) {
+            __syncwarp();
+            if (lane == 0) arrive(read);
+        }
+        if (first == 0) wait(free, parity);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!has(first + i)) break;
+            const auto group = to + (first + i) * CONVERTING_WARPS * 8 * SLAB_ROW;
+#pragma unroll
+            for (int j = 0; j < STEPS; j++) {
+                const uint2 low = CONVERT(codes[i][j].x), high = CONVERT(codes[i][j].y);
+                *(uint4 *)(group + j / 2 * K_SLAB + (target ^ j % 2 * 64)) =
+                    make_uint4(low.x, low.y, high.x, high.y);
+            }
+        }
     }
 }
-// Hands a converted tile to the consumers, and its bytes back to the copying thread.
-FN void hand_on(u64 &full, u64 &free) {
+// Hands a converted tile to the consumers.
+FN void hand_on(u64 &full) {
     publish_writes();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        arrive(free);
-        arrive(full);
-    }
+    if (threadIdx.x % 32 == 0) arrive(full);
 }
 
 FN void convert_tiles(struct Shared &shared) {
     Ring<STAGES> stage;
+    // Groups of rows do not divide by warps: the warp that has one more is another in each tile.
+    u32 turn = threadIdx.x / 32 - 1;
     wait(shared.started, 0);
     i32 word = shared.first_word;
 #pragma unroll 1
@@ -88,14 +124,17 @@ FN void convert_tiles(struct Shared &shared) {
         const i32 at = stage.at;
         wait(shared.pool_k_full[at], stage.phase);
         word = shared.pool_next[at];
-        wait(shared.k_free[at], stage.phase ^ 1);
+        convert_tile<HEAD_DIM, as_keys>(shared.k[at], shared.pool_k[at], shared.pool_k_free[at],
+                                        shared.k_free[at], stage.phase ^ 1, turn);
         if (threadIdx.x == 32) shared.next[at] = word;
-        convert_tile<HEAD_DIM>(shared.k[at], shared.pool_k[at]);
-        hand_on(shared.k_full[at], shared.pool_k_free[at]);
+        hand_on(shared.k_full[at]);
+        turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         wait(shared.pool_v_full[at], stage.phase);
-        wait(shared.v_free[at], stage.phase ^ 1);
-        convert_tile<HEAD_DIM_V>(shared.v[at], shared.pool_v[at]);
-        hand_on(shared.v_full[at], shared.pool_v_free[at]);
+        convert_tile<HEAD_DIM_V, as_values>(shared.v[at], shared.pool_v[at],
+                                            shared.pool_v_free[at], shared.v_free[at],
+                                            stage.phase ^ 1, turn);
+        hand_on(shared.v_full[at]);
+        turn = turn == 0 ? CONVERTING_WARPS - 1 : turn - 1;
         stage.next();
     }
 }

@@ -6,8 +6,15 @@
 
 #include "sm90a/lib/factors.cuh"
 
+// Undoes the scaling of exponentials by 2^RAISED: in results together with the scale of values.
+constexpr float DOWN = 1.0f / (1 << (int)RAISED);
+
 FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row &row) {
     const i32 head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);
-    set_factors(x, p, key_scale(p, row.batch, head), value_scale(p, row.batch, head));
+    set_factors(x, p, key_scale(p, row.batch, head), value_scale(p, row.batch, head) * DOWN);
 }
-FN void lower(Output &o, float (&)[2], const struct Factors &x) { multiply_all(o, x.out); }
+// Call at the end of a row or part.
+FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {
+    multiply_all(o, x.out);
+    multiply_all(sum, DOWN);
+}

@@ -150,5 +150,8 @@ FN void clear(float (&x)[N]) {
 #define HALVES "k16.f32." ELEMENT "." ELEMENT
 #define BFLOATS "k16.f32.bf16.bf16"
 #define BYTES "k32.f32.e4m3.e4m3"
+#if E4M3_POOLS
+#define F16S "k16.f32.f16.f16"
+#endif
 
 PRODUCTS

@@ -44,3 +44,15 @@ def have_gaps(rows: np.ndarray) -> bool:
     """Whether the keys of some row are not consecutive."""
     runs = np.diff(rows, axis=1).sum(axis=1) + rows[:, 0] + rows[:, -1]
     return bool((runs > 2).any())
+
+
+def move_along(rows: np.ndarray, after: np.ndarray) -> bool:
+    """Whether each row is the one of the query behind it, moved by one key."""
+    return bool((rows[:, :-1] == after[:, 1:]).all())
+
+
+def cross_blocks(rows: np.ndarray, keys: int) -> bool:
+    """Whether some row keeps a part of a block of so many keys only."""
+    starts = np.arange(0, rows.shape[1], keys)
+    kept = np.add.reduceat(rows, starts, axis=1, dtype=np.int64)
+    return bool(((kept > 0) & (kept < np.diff([*starts, rows.shape[1]]))).any())
