@@ -43,6 +43,6 @@ def build(
         return build_c(unit, features - {Feature.nan_safe}, entries)
     if not unit.modes:
         return build_cuda(unit, features, entries, arch)
-    chosen = unit.mode(mode)
+    chosen, unit = unit.mode(mode), unit.in_mode(mode)
     entries = tuple(dict.fromkeys(launch.entry for launch in chosen.launched(features)))
     return build_cuda(unit, features, entries, arch, (chosen.macro,) if chosen.macro else ())

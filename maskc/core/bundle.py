@@ -15,7 +15,7 @@ from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.forms import GATHER, MOVES, PAGES, WIDE
 from maskc.core.gathering import Gather
-from maskc.core.library import digest_of, standing_alone
+from maskc.core.library import SWITCHES, digest_of, standing_alone
 from maskc.core.listed import Listed
 from maskc.core.problem import (
     BY_DISTANCE,
@@ -171,6 +171,10 @@ DETERMINISTIC = "deterministic"
 """The mode of a backward pass in which tile columns add to dq in a fixed order."""
 PACK_GQA = "pack_gqa"
 """The mode in which the query heads of a key/value head are rows of one tile."""
+INTERLEAVED = "interleaved"
+"""The mode of persistent blocks in which the rows of a tile are all query heads of a key/value head
+for one query, then those for the next: a tile has fewer queries, and they see fewer keys. PACK_GQA
+has one head after another, so that all queries of a call fit one tile."""
 SEPARATE_DQ = "separate_dq"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
 and dv, so that nothing of dq is added up: seven products for five. It knows no gradients
@@ -179,6 +183,8 @@ SEPARATE_DQ_FLOATS = 4
 """fp32 workspace per query in that mode: lse and delta, and no dq."""
 NOT_EXCLUSIVE_DQ = OF_HEADS | {Feature.entmax}
 """Features that the mode EXCLUSIVE_DQ does not have: entmax's means need more shared memory."""
+NOT_INTERLEAVED = BY_DISTANCE | {Feature.entmax}
+"""Features that the mode INTERLEAVED does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +322,23 @@ class SourceUnit:
         """The source as one that never runs in a mode."""
         modes = tuple(mode for mode in self.modes if mode[0] != name)
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
+
+    def in_mode(self, name: str) -> SourceUnit:
+        """The source with the text that is compiled for a mode.
+
+        Modes share a text, except one whose macro is in SWITCHES.
+        """
+        macro = self.mode(name).macro if self.modes else ""
+        if macro not in SWITCHES:
+            return self
+        return replace(self, text=standing_alone(self.text, (macro,)))
+
+    def with_one_text(self) -> SourceUnit:
+        """The source with the text of all includes, and without modes that have another text."""
+        for name, mode in self.modes:
+            if mode.macro in SWITCHES:
+                return self.without(name).with_one_text()
+        return replace(self, text=self.source, origins=())
 
     @property
     def only_once(self) -> bool:

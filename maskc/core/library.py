@@ -22,8 +22,9 @@ SWITCHES = (
     "HAS_ALWAYS_KEPT", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH",
     "HALF_SHARE",
     "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
+    "INTERLEAVED",
 )  # fmt: skip
-"""Macros that a config header alone defines, as 1; without a definition they are 0."""
+"""Macros that a config header alone defines, as 1, or that a mode has; otherwise they are 0."""
 
 _INCLUDE = re.compile(r'#\s*include\s+(?:"([\w/.]+)"|(\w+))')
 """An include of a static file, or of a policy: a macro that names one. Headers of the toolkit have
@@ -92,8 +93,8 @@ def _static_parts(body: str) -> tuple[bool, tuple[tuple[str, str], ...]]:
 class _Inlining:
     """One source while static files take the places of lines that include them."""
 
-    def __init__(self) -> None:
-        self.known: dict[str, str] = dict.fromkeys(SWITCHES, "0")
+    def __init__(self, macros: tuple[str, ...]) -> None:
+        self.known: dict[str, str] = dict.fromkeys(SWITCHES, "0") | dict.fromkeys(macros, "1")
         """Macros that the config header defines: numbers, and files of policies."""
         self.files: dict[str, str] = {}
         """The files that were put in: their texts, in their order."""
@@ -191,20 +192,24 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=64)
-def _whole(text: str) -> tuple[str, dict[str, str]]:
+def _whole(text: str, macros: tuple[str, ...] = ()) -> tuple[str, dict[str, str]]:
     """Return the source with all includes inlined, and the texts of the static files."""
     if not _INCLUDES.search(text):
         return text, {}
-    made = _Inlining()
+    made = _Inlining(macros)
     return _joined(made.lines(_parts(text, _DIRECTIVES))), made.files
 
 
-def standing_alone(text: str) -> str:
+def standing_alone(text: str, macros: tuple[str, ...] = ()) -> str:
     """Inline all static files that a config header includes.
 
     A source without includes is returned unchanged.
+
+    Args:
+        text: the config header.
+        macros: those of SWITCHES that the compiler defines.
     """
-    return _whole(text)[0]
+    return _whole(text, macros)[0]
 
 
 def library_of(text: str) -> str:

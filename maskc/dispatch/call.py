@@ -47,8 +47,9 @@ class Place:
     accumulates: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0
-    """Query heads whose queries are rows of one tile, one head after another, in the mode PACK_GQA;
-    `sizes` then counts these as one head. 0: in every other mode."""
+    """Query heads that are rows of one tile: one head after another in the mode PACK_GQA, all heads
+    of each query in the mode INTERLEAVED. `sizes` counts these as one head, and strides of heads
+    are from one group to the next. 0: in every other mode."""
 
 
 @dataclass(frozen=True, eq=False)

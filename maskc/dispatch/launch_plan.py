@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import PACK_GQA, SEPARATE_DQ_FLOATS, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import (
+    INTERLEAVED,
+    PACK_GQA,
+    SEPARATE_DQ_FLOATS,
+    Bundle,
+    Grid,
+    Launch,
+    SourceUnit,
+)
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import (
@@ -21,6 +29,7 @@ from maskc.core.tensors import (
     singles,
 )
 from maskc.dispatch.call import Pass, Place
+from maskc.dispatch.packing import narrowed
 from maskc.dispatch.programs import few_pairs
 from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
@@ -96,7 +105,8 @@ def launch_plan(
     """
     sizes, strides = place.sizes, place.strides
     rows = replace(sizes, n_q=sizes.n_q * (place.packed or 1))
-    block = _block(bundle, unit, strides, sizes, tables)
+    interleaved = place.packed if mode == INTERLEAVED else 0
+    block = _block(bundle, narrowed(unit, interleaved), strides, sizes, tables)
     block.n_q = rows.n_q
     block.spacing, block.accumulates = place.spacing, place.accumulates
     if place.shift is not None:
@@ -107,7 +117,8 @@ def launch_plan(
     maps: tuple[Tensor, ...] = ()
     if not idle and unit.modes:
         pages = 0 if wanted.pages is None else wanted.pages.in_pool
-        maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes, pages)
+        rest = (bundle.problem, unit.target, unit.boxes, pages, interleaved)
+        maps = tensors(unit.maps, strides, sizes if interleaved else rows, *rest)
     if not idle and wanted.direction is Direction.backward and unit.modes:
         outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
     elif not idle and mode == PACK_GQA and unit.work is None:

@@ -1,11 +1,12 @@
-"""pack_gqa: query heads that share keys, as rows of one tile, for decoding with few queries."""
+"""Query heads that share keys, as rows of one tile: for decoding with few queries (PACK_GQA), and
+for masks whose tiles are narrower then (INTERLEAVED)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.bundle import PACK_GQA, Bundle, SourceUnit
-from maskc.core.problem import BY_DISTANCE, Direction, Feature
+from maskc.core.bundle import INTERLEAVED, NOT_INTERLEAVED, PACK_GQA, Bundle, SourceUnit
+from maskc.core.problem import BY_DISTANCE, Direction, Feature, TileShape
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
@@ -14,6 +15,8 @@ _FEW = 8
 """Queries per head, up to which heads that share keys with no other are packed. This mode merges
 the parts of a row in the same launch, and computes a score formula for existing rows only."""
 _PACKED = ("q", "out", "lse")
+_MOST_INTERLEAVED = 64
+"""Most heads that are interleaved: the rows of a warpgroup, which stores whole queries."""
 
 
 def packed(
@@ -63,6 +66,54 @@ def packed(
         smallest = replace(smallest, work=rule)
     packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
     return Program(smallest, PACK_GQA), packed_place
+
+
+def interleaved(
+    bundle: Bundle, units: tuple[SourceUnit, ...], wanted: Pass, bound: Bound, place: Place
+) -> tuple[tuple[SourceUnit, ...], Place]:
+    """Return the sources that can run a forward pass in the mode INTERLEAVED, and the tokens; no
+    source if the heads cannot be rows of one tile.
+
+    They must share a mask, and a power of two of them must share keys. The host lists the tiles.
+
+    Args:
+        units: of the pass.
+        place: checked.
+    """
+    sizes = place.sizes
+    heads = sizes.heads_q // max(1, sizes.heads_kv)
+    if (
+        wanted.direction is Direction.backward
+        or heads not in (2**power for power in range(1, _MOST_INTERLEAVED.bit_length()))
+        or place.accumulates
+        or place.shift is not None
+        or place.spacing != 1
+        or bound.given is not None
+        or wanted.pages is not None
+        or bundle.head_variant
+        or bundle.selections
+        or wanted.features & NOT_INTERLEAVED
+        or any(place.strides[name][1] <= 0 for name in _PACKED)
+        or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
+    ):
+        return (), place
+    able = tuple(
+        unit for unit in units if INTERLEAVED in dict(unit.modes) and not unit.by_documents
+    )
+    strides = dict(place.strides)
+    for name in _PACKED:
+        batch, head, token = strides[name][:3]
+        strides[name] = (batch, heads * head, token)
+    grouped = replace(sizes, heads_q=sizes.heads_kv)
+    return able, replace(place, sizes=grouped, strides=strides, packed=heads)
+
+
+def narrowed(unit: SourceUnit, heads: int) -> SourceUnit:
+    """Return the source as one whose tile rows have the queries of a tile with so many interleaved
+    heads; 0: none are."""
+    if not heads:
+        return unit
+    return replace(unit, tile=TileShape(unit.tile.q // heads, unit.tile.k))
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:

@@ -17,6 +17,7 @@ from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
     EXCLUSIVE_DQ,
+    INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
     PACK_GQA,
     PERSISTENT,
@@ -53,6 +54,11 @@ _FEW_ADDERS, _MANY_COLUMNS = 3, 32
 _STEPS = 0.95
 """Cost of a fixed order where `adds_in_steps` holds (windows at 16k, 16 heads, D 128, H200: 2
 columns 0.86 and 0.91, 3 columns 0.97, 5 columns 1.03; D 64, small tiles: 0.93, 0.98 and 1.03)."""
+
+_EXPOSED = 0.2
+"""With interleaved heads, the share of what persistent blocks hide of a row that they do not hide.
+Times relative to those of `persistent` are then predicted to 3 % for causal masks and windows of
+512 and 1024 keys at 8k, and to 5 % for windows of 128 (D 64, 128 and 256, 2 to 8 heads, H200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,8 @@ class Program(Generic[S]):
 PARTS = "parts"
 """The mode of a program that runs a mask in parts."""
 MODE_NAMES = {
-    DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa", DETERMINISTIC: "in order",
+    DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa",
+    INTERLEAVED: "interleaved", DETERMINISTIC: "in order",
     EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq",
 }  # fmt: skip
 """Names of modes in reports."""
@@ -168,8 +175,9 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def programs_of(
-    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False
-) -> Iterator[Program[S]]:
+    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False,
+    interleaved: int = 0,
+) -> Iterator[Program[S]]:  # fmt: skip
     """List the programs of one source, with predicted cycles.
 
     Of equal ones the first is preferred.
@@ -180,11 +188,14 @@ def programs_of(
         facts: the tiles of the pass.
         sizes: of the call.
         accumulates: whether results are joined with those of another launch.
+        interleaved: query heads that are rows of one tile. The only program is then INTERLEAVED;
+            `facts` and `sizes` count these as one head, and cycles are those of each. 0: none are.
     """
     modes = dict(unit.modes) or {DEFAULT: Mode(())}
     backward = wanted.direction is Direction.backward
     sharing = sizes.heads_kv / sizes.heads_q if backward and sizes.heads_q else 1.0
     obstacles = _backward(unit, wanted, facts, sizes, accumulates) if backward else _forward(wanted)
+    obstacles, heads = ({INTERLEAVED: ""}, interleaved) if interleaved else (obstacles, 1)
     for mode, obstacle in obstacles.items():
         if mode in modes:
             cycles = _cycles(unit, mode, facts, sharing)
@@ -195,7 +206,8 @@ def programs_of(
             if not wanted.deterministic:
                 waiting = _waiting_backward if backward else _waiting_forward
                 idle, starts = waiting(unit, mode, launches, facts, sizes, cycles)
-            yield Program(unit, mode, cycles + joined, obstacle, overhead, idle, starts)
+            cycles, idle, starts = (cycles + joined) / heads, idle / heads, starts / heads
+            yield Program(unit, mode, cycles, obstacle, overhead, idle, starts)
 
 
 def _forward(wanted: Pass) -> dict[str, str]:
@@ -269,18 +281,29 @@ def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
     if not unit.costs:
         return 0.0
     costs = {cost.mode: cost for cost in unit.costs}
-    factor = 1.0
+    factor, more = 1.0, 0.0
     if mode == DETERMINISTIC and mode not in costs:
         mode, factor = DEFAULT, _STEPS if facts.adds_in_steps else _TURNS
     elif mode == EXCLUSIVE_DQ and mode not in costs:
         mode = DEFAULT
+    elif mode == INTERLEAVED and mode not in costs:
+        mode, more = PERSISTENT, _hidden(unit, PERSISTENT) - _hidden(unit, mode)
     cost = costs.get(mode)
     if cost is None:
         return math.inf
     if tally is None:
         return 0.0
     columns = (1 - sharing) * (cost.row * tally.rows + cost.lone * tally.lone)
-    return factor * (cost.cycles(tally) - columns)
+    return factor * (cost.cycles(tally) + more * tally.rows - columns)
+
+
+def _hidden(unit: Source, mode: str) -> float:
+    """Return the cycles of a row that persistent blocks hide behind the next row."""
+    rows = {cost.mode: cost.row for cost in unit.costs}
+    if mode not in (PERSISTENT, INTERLEAVED) or not {DEFAULT, PERSISTENT} <= rows.keys():
+        return 0.0
+    share = 1 - _EXPOSED if mode == INTERLEAVED else 1.0
+    return share * max(0, rows[DEFAULT] - rows[PERSISTENT])
 
 
 def _overhead(
@@ -314,9 +337,7 @@ def _waiting_forward(
         return 0.0, 0.0
     launch = unit.costs[0].launch
     resident = max((kernel.resident for kernel in launches), default=1)
-    if name == PERSISTENT:
-        rows = {cost.mode: cost.row for cost in unit.costs}
-        hidden = max(0, rows.get(DEFAULT, 0) - rows[PERSISTENT])
+    if hidden := _hidden(unit, name):
         blocks = min(items.count, launch.multiprocessors * resident)
         exposed = hidden * blocks * tally.tiles / items.tiles  # of distinct lists: each counts once
     return items.stretch(launch, resident) * (cycles + exposed) - cycles, 0.0

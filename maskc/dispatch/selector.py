@@ -13,7 +13,9 @@ from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
     EXCLUSIVE_DQ,
+    INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
+    NOT_INTERLEAVED,
     SEPARATE_DQ,
     Bundle,
     SourceUnit,
@@ -27,7 +29,15 @@ from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
 from maskc.dispatch.launch_plan import LaunchPlan, launch_plan
-from maskc.dispatch.programs import PARTS, Emitted, Facts, cheapest, least, programs_of
+from maskc.dispatch.packing import interleaved, narrowed
+from maskc.dispatch.programs import (
+    PARTS,
+    Emitted,
+    Facts,
+    cheapest,
+    least,
+    programs_of,
+)
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.stand_ins import expected_tally
 from maskc.dispatch.tables import Tables, make_tables, per_sequence
@@ -189,7 +199,8 @@ class SourceSelector:
             unit = _working(unit, apart=True)
         elif program.mode == DETERMINISTIC:
             unit, wanted = self._ordered(unit, wanted), replace(wanted, deterministic=True)
-        tables = self._tables_of(unit, wanted, bound, place, lists)
+        listed = narrowed(unit, place.packed) if program.mode == INTERLEAVED else unit
+        tables = self._tables_of(listed, wanted, bound, place, lists)
         rest = (wanted, place, bound.params, tables, outputs)
         return launch_plan(self.bundle, unit, program.mode, *rest)
 
@@ -243,6 +254,27 @@ class SourceSelector:
                 return least(programs(unit, counted(unit)))
         return best
 
+    def interleave(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, best: Emitted
+    ) -> tuple[Emitted, Place]:
+        """Return the program of a pass and its tokens: with interleaved heads if that was measured
+        or is predicted to take less time than `best`, otherwise as they are; arguments as of
+        `choose`."""
+        units = self._choice(unit, wanted, place)
+        able, packed = interleaved(self.bundle, units, wanted, bound, place)
+        measured = self._tuned(wanted, place)
+        if measured:
+            able = tuple(unit for unit in able if measured == f"{unit.key} {INTERLEAVED}")
+        counted = self._expected if self._stands_in(unit, bound) else self._counted
+        program = best
+        with suppress(TooManyTiles, TooMuchWork):
+            for other in able:
+                facts = counted(wanted, bound, packed, narrowed(other, packed.packed))
+                (made,) = programs_of(other, wanted, facts, packed.sizes, interleaved=packed.packed)
+                if measured or (facts.tally is not None and made.time < program.time):
+                    program = made
+        return (best, place) if program is best else (program, packed)
+
     def compare(
         self, unit: SourceUnit, wanted: Pass, place: Place, facts: Callable[[SourceUnit], Facts],
         parts: Callable[[Emitted], Emitted],
@@ -258,9 +290,7 @@ class SourceSelector:
         counted: Callable[[SourceUnit], Facts],
     ) -> Emitted | None:  # fmt: skip
         """The measured program; None if none was measured, or it cannot run."""
-        sizes = place.sizes
-        key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
-        source, _, mode = self.tuned.get(key, "").rpartition(" ")
+        source, _, mode = self._tuned(wanted, place).rpartition(" ")
         for unit in units:
             if unit.key == source:
                 for program in programs(unit, counted(unit)):
@@ -270,9 +300,15 @@ class SourceSelector:
 
     def in_parts(self, wanted: Pass, place: Place) -> bool | None:
         """Whether a pass was measured to be faster in parts; None if nobody measured it."""
+        measured = self._tuned(wanted, place)
+        return measured == PARTS if measured else None
+
+    def _tuned(self, wanted: Pass, place: Place) -> str:
+        """Return the name of the program that was measured to be the fastest; empty if nobody
+        measured the pass."""
         sizes = place.sizes
         key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
-        return self.tuned[key] == PARTS if key in self.tuned else None
+        return self.tuned.get(key, "")
 
     def _programs(
         self, wanted: Pass, place: Place, unit: SourceUnit, facts: Facts
@@ -349,7 +385,8 @@ class SourceSelector:
         lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
+        source = unit.key, unit.tile, unit.work
+        key = (*source, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
             params = self._params(bound)
@@ -366,8 +403,10 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     if not unit.modes or whole:
         return (DEFAULT,)
     return tuple(
-        name for name, _ in unit.modes if name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ
-    )
+        name for name, _ in unit.modes
+        if (name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ)
+        and (name != INTERLEAVED or not features & NOT_INTERLEAVED)
+    )  # fmt: skip
 
 
 def _working(unit: SourceUnit, **rule: Any) -> SourceUnit:

@@ -40,7 +40,8 @@ class Tensor:
     """Index among the pointers of a call."""
     dims: Shape
     """Elements of a row, tokens (along each axis of a grid, the innermost first), heads,
-    sequences; the last one is left out where a grid has three axes."""
+    sequences; the last one is left out where a grid has three axes. Interleaved heads come before
+    tokens."""
     strides: Shape
     """Bytes between neighbours, for all but the first."""
     box: Shape
@@ -50,7 +51,7 @@ class Tensor:
 
 def tensor(
     wanted: TensorMap, strides: Shape, sizes: Sizes, problem: Problem, target: str,
-    boxes: Boxes | None = None, pages: int = 0,
+    boxes: Boxes | None = None, pages: int = 0, interleaved: int = 0,
 ) -> Tensor:  # fmt: skip
     """The map of a tensor [batch, heads, tokens, dim].
 
@@ -63,6 +64,7 @@ def tensor(
         boxes: boxes of a grid; three axes only with a single sequence.
         pages: number of pages of a pool, which take the place of sequences of keys and values; 0
             without a pool.
+        interleaved: heads whose rows lie side by side in a box, see INTERLEAVED; 0: one.
 
     Raises:
         NotAddressable: a stride that no map can have.
@@ -72,6 +74,7 @@ def tensor(
     heads, tokens, batch = sizes.heads_q, sizes.n_q, sizes.batch
     if name in OF_KEYS:
         heads, tokens = sizes.heads_kv, sizes.n_kv
+        interleaved = 0
         if pages:
             tokens, batch = problem.page_size, pages
     kind = problem.dtype.of_out if name == "out" else problem.dtype
@@ -79,6 +82,7 @@ def tensor(
     dims, steps = [width], []
     nothing = 0 in (batch, heads, tokens)
     for what, count, stride in (
+        *([("heads", interleaved, strides[1] // interleaved)] if interleaved else []),
         *_along(tokens, strides[2], boxes),
         ("heads", heads, strides[1]),
         *([("sequences", batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
@@ -91,7 +95,8 @@ def tensor(
         dims.append(count if far and step else 1)
         steps.append(step if far and step else -(-width * kind.itemsize // GRANULE) * GRANULE)
     place = 0 if nothing else POINTERS.index(name)  # of an empty tensor any address does
-    box = (ROW // kind.itemsize, *(wanted.box[::-1] or (wanted.rows,)))
+    rows = (interleaved, wanted.rows // interleaved) if interleaved else (wanted.rows,)
+    box = (ROW // kind.itemsize, *(wanted.box[::-1] or rows))
     box = (*box, *(1,) * (len(dims) - len(box)))
     return Tensor(place, tuple(dims), tuple(steps), box, kind.value)
 
@@ -107,8 +112,8 @@ def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int
 
 def tensors(
     maps: tuple[TensorMap, ...], strides: Mapping[str, Shape], sizes: Sizes, problem: Problem,
-    target: str, boxes: Boxes | None = None, pages: int = 0,
+    target: str, boxes: Boxes | None = None, pages: int = 0, interleaved: int = 0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """All maps of a source; `strides` in elements by tensor; errors as above."""
-    rest = (sizes, problem, target, boxes, pages)
+    rest = (sizes, problem, target, boxes, pages, interleaved)
     return tuple(tensor(tensor_map, strides[tensor_map.tensor], *rest) for tensor_map in maps)

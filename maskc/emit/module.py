@@ -108,7 +108,7 @@ def _of_this_library(bundle: Bundle, texts: Mapping[str, str]) -> Bundle:
 
 def _inlined(bundle: Bundle) -> Bundle:
     """Return the bundle with all includes of its sources inlined."""
-    units = tuple(replace(unit, text=unit.source, origins=()) for unit in bundle.units)
+    units = tuple(unit.with_one_text() for unit in bundle.units)
     return replace(bundle, units=units).with_inner(_inlined)
 
 

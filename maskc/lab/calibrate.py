@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import DEFAULT, EXCLUSIVE_DQ, PACK_GQA, SEPARATE_DQ, SourceUnit
+from maskc.core.bundle import (
+    DEFAULT,
+    EXCLUSIVE_DQ,
+    INTERLEAVED,
+    PACK_GQA,
+    SEPARATE_DQ,
+    SourceUnit,
+)
 from maskc.core.coefficients import Gpu, Tables, card_of, source_name
 from maskc.core.cost import Cost, Items, Tally, stretch_of
 from maskc.core.errors import NoDevice, not_imported
@@ -220,7 +227,8 @@ def programs(units: Sequence[SourceUnit], target: str) -> Iterator[tuple[SourceU
 def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
     """Return the mask made to run one source in one mode, whole."""
     (direction,) = unit.directions
-    modes = tuple(item for item in unit.modes if item[0] not in {EXCLUSIVE_DQ, PACK_GQA} - {mode})
+    others = {EXCLUSIVE_DQ, PACK_GQA, INTERLEAVED} - {mode}
+    modes = tuple(item for item in unit.modes if item[0] not in others)
     only = replace(unit, modes=modes, costs=(Cost(mode, 1, 0, 0),))
     units: list[SourceUnit] = []
     for other in attn.bundle.units:

@@ -10,6 +10,7 @@ import sympy
 
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.analysis.score_slopes import slope
+from maskc.core.bundle import INTERLEAVED
 from maskc.core.coefficients import card_of
 from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_people
@@ -61,6 +62,9 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
         yield from wrapped("chosen", _selection_text(selection))
     for reason in plan.reasons:
         yield from wrapped("plan", reason)
+    if INTERLEAVED in dict(plan.schedule.modes):
+        modes = "where 2 to 64 query heads share keys, all heads of a query may share a tile"
+        yield from wrapped("plan", f"interleaved: {modes}")
     yield from _document_lines(plan)
     yield from _part_lines(plan)
     if n_q is not None and n_kv is not None:

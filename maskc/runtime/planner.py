@@ -392,6 +392,7 @@ class CallPlanner:
         if fit is not None:
             return built.plan(fit[0], wanted, bound, fit[1], outputs)
         program = built.selector.choose(unit, wanted, bound, place)
+        program, place = built.selector.interleave(unit, wanted, bound, place, program)
         boxes = program.unit.boxes
         if boxes is None or not boxes.folds or place.sizes.batch < 2:
             return built.plan(program, wanted, bound, place, outputs)

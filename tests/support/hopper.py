@@ -13,7 +13,7 @@ import torch
 
 import maskc as mc
 from maskc.build import toolchain
-from maskc.core.bundle import SEPARATE_DQ
+from maskc.core.bundle import INTERLEAVED, SEPARATE_DQ
 from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.core.target import Target
@@ -89,7 +89,8 @@ def compiled(
         else:
             units = tuple(unit.without(SEPARATE_DQ) for unit in units)
         if not mode.endswith((SEPARATE_DQ, "small", "large", "grid", "tiny")):
-            name = "persistent" if mode.endswith("persistent") else "default"
+            names = ("persistent", INTERLEAVED)
+            name = next((name for name in names if mode.endswith(name)), "default")
             units = tuple(u if _backward(u) else _only(u, name) for u in units)
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles
@@ -118,6 +119,7 @@ def with_rules(attn, forward, backward):
 
 def _only(unit, mode):
     """The source as one that prefers a mode whatever its tiles are."""
+    unit = unit if mode == INTERLEAVED else unit.without(INTERLEAVED)
     return replace(unit, costs=(Cost(mode, 1, 0, 0),))
 
 

@@ -115,7 +115,8 @@ def build(
     asked = (unit, features, directions, arch, mode)
     names = sorted(feature.name for feature in features)
     passes = [direction.name for direction in directions]
-    key = sha256(repr((unit.digest, names, passes, arch, mode)).encode()).hexdigest()[:16]
+    content = unit.in_mode(mode).digest, names, passes, arch, mode
+    key = sha256(repr(content).encode()).hexdigest()[:16]
     _use(key)
     if key in known() and ANEW not in os.environ:
         return Binary(asked, key, _read(known()[key]))

@@ -23,8 +23,17 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.build import build as compile_source
-from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, SEPARATE_DQ, SourceUnit
+from maskc.core.bundle import (
+    EXCLUSIVE_DQ,
+    INTERLEAVED,
+    NOT_INTERLEAVED,
+    PACK_GQA,
+    PERSISTENT,
+    SEPARATE_DQ,
+    SourceUnit,
+)
 from maskc.core.errors import BuildFailed
+from maskc.core.library import SWITCHES
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
@@ -139,6 +148,7 @@ def jobs(units: Iterable[SourceUnit], *features: Features, once: bool = False) -
         for unit, name in names
         for feature in features
         if name != SEPARATE_DQ or not feature & OF_HEADS
+        if name != INTERLEAVED or not feature & NOT_INTERLEAVED
     ]
 
 
@@ -189,7 +199,8 @@ def machine_faults(job: Job, binary: Binary) -> list[str]:
     if both := binary.parts("operands of two kinds", f"{entry}_rows"):
         found.append(f"rows: {both} registers are operands of two kinds")
     found += [f"{op}: local memory" for op in ("LDL", "STL") if binary.count(op)]
-    from_registers = job.mode == "persistent" and "ONE_Q = 1" in job.unit.text
+    streams = job.mode in (PERSISTENT, INTERLEAVED)
+    from_registers = streams and "ONE_Q = 1" in job.unit.text
     stores = "STG" if from_registers else "UTMASTG"
     found += [f"no {op}" for op in ("HGMMA", "UTMALDG", stores) if not binary.count(op, entry)]
     products, begun = binary.count("HGMMA", entry), binary.count(r"WARPGROUP\.ARRIVE", entry)
@@ -264,6 +275,12 @@ MIXED = {
 @pytest.mark.parametrize("direction", PASSES)
 def test_plain(direction, head_dim):
     gate(jobs([unit(name, direction, head_dim) for name in MIXED[direction]], NONE))
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("features", [NONE, ALL - NOT_INTERLEAVED], ids=["plain", "all"])
+def test_interleaved_heads(head_dim, features):
+    gate([Job(unit("causal", FORWARD, head_dim), features, INTERLEAVED)])
 
 
 @pytest.mark.parametrize("head_dim", SMALL_EACH)
@@ -343,7 +360,8 @@ def test_maps_and_modes(direction):
             for launch in mode.launches:
                 assert f"\n{launch.entry}(" in source.source
                 assert launch.threads % 32 == 0
-            assert not mode.macro or f"#ifndef {mode.macro}\n" in source.source
+            known = mode.macro in SWITCHES or f"#ifndef {mode.macro}\n" in source.source
+            assert not mode.macro or known
 
 
 # ------------------------------------------------------------------ the text

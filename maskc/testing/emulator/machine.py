@@ -179,7 +179,8 @@ def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = 
     macro = unit.mode(mode).macro if unit.modes else ""
     names = tuple(feature.macro for feature in Feature if feature in features)
     macros = (*names, *((macro,) if macro else ()))
-    return SimpleNamespace(code=(unit.source, macros), report=BuildReport("emulator", macros, ""))
+    code = unit.in_mode(mode).source, macros
+    return SimpleNamespace(code=code, report=BuildReport("emulator", macros, ""))
 
 
 class _Torch(type(arrays.TORCH)):  # type: ignore[misc]

@@ -1,5 +1,8 @@
 // Modes of a forward pass, and constants derived from its schedule; see gen/constants.cuh.j2.
 
+#if INTERLEAVED  // persistent, and the rows of a tile are all heads of a query, then of the next
+#define PERSISTENT 1
+#endif
 #ifndef PERSISTENT
 #define PERSISTENT 0  // persistent: blocks loop over tile rows
 #endif

@@ -50,7 +50,11 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
                                           PACK_GQA ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
+#if INTERLEAVED
+                                  queries_of(p, work.tile * TILE_Q),
+#else
                                   query_point(work.tile * TILE_Q),
+#endif
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
             }

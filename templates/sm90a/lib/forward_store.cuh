@@ -64,8 +64,13 @@ FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const bool inside = token[r] < p.n_q;
+#if INTERLEAVED
+        u32 *const line = (u32 *)p.out
+            + row_offset(p, p.out_stride, {row.batch, row.head}, inside ? token[r] : 0) / 2 + word;
+#else
         u32 *const line = (u32 *)p.out
             + row_offset(p.out_stride, {row.batch, row.head}, inside ? token[r] : 0) / 2 + word;
+#endif
 #pragma unroll
         for (int i = 0; i < OUT_STEPS; i++) {
             const float *const x = o + 8 * i + 2 * r;
@@ -113,7 +118,11 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         scale[r] = __fmul_rn(factor, inverse);
         share[r] = __fmul_rn(share[r], inverse);
         if (lane % 4 == 0 && token[r] < p.n_q)
+#if INTERLEAVED
+            lse[row_step(p, p.lse_stride, token[r])] =
+#else
             lse[token[r] * p.lse_stride[2]] =
+#endif
                 empty ? MINUS_INFINITY
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
@@ -137,7 +146,11 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 #pragma unroll
         for (int i = 0; i < SLABS_V; i++)
             store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
+#if INTERLEAVED
+                      queries_of(p, row.tile * TILE_Q + first), row.head, row.batch);
+#else
                       query_point(row.tile * TILE_Q + first), row.head, row.batch);
+#endif
         commit_stores();
     }
 }
@@ -156,13 +169,21 @@ FN void store_empty(const struct Attention &p) {
             const i32 token = query_at(first + i / (HEAD_DIM_V / 8));
             if (token >= p.n_q) continue;
             if (PADDED && i % (HEAD_DIM_V / 8) >= PIECES_V) continue;
+#if INTERLEAVED
+            const i64 place = row_offset(p, p.out_stride, at, token);
+#else
             const i64 place = row_offset(p.out_stride, at, token);
+#endif
             ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] = make_uint4(0, 0, 0, 0);
         }
         for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
             const i32 token = query_at(first + i);
             if (token < p.n_q)
+#if INTERLEAVED
+                p.lse[row_offset(p, p.lse_stride, at, token)] =
+#else
                 p.lse[row_offset(p.lse_stride, at, token)] =
+#endif
                     WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
         }
     }
