@@ -49,7 +49,7 @@ class Items:
 
         Blocks take turns. If there are at most two turns, the last one takes as long as the first,
         however few items it has. If there are more, blocks drift apart, and it costs less. The
-        longest item starts first. It is alone for most of its time, because the others are shorter.
+        longest item starts first, and is alone once items of mean length are done.
 
         Args:
             launch: the multiprocessors, and how fast a block is alone.
@@ -62,7 +62,9 @@ class Items:
         turns = whole + self._turn(rest, launch, resident)
         if self.count > _FEW_TURNS * slots:
             turns = min(turns, self.count / slots + _LAST_TURN)
-        first = self.longest * self._turn(1, launch, resident)
+        mean = self.tiles / self.count
+        first = mean * self._turn(min(self.count, slots), launch, resident)
+        first += (self.longest - mean) * self._turn(1, launch, resident)
         return max(1.0, slots * max(first / self.tiles, turns / self.count))
 
     @staticmethod

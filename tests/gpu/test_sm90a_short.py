@@ -54,5 +54,5 @@ def test_data_of_each_sequence_do_not_choose_for_others():
         alone = called(attn, *(x[rows] for x in made[:3]), data={"doc": doc[rows]})
         assert all(torch.equal(x, whole[name][rows]) for name, x in alone.items())
     shared = called(attn, *made[:3], data={"doc": doc[0]})
-    assert ("sm_90a_small", "persistent") in modes(attn)
+    assert ("sm_90a_small", "default") in modes(attn)
     assert torch.allclose(shared["out"][:1].float(), whole["out"][:1].float(), atol=2**-6)

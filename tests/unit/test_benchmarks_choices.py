@@ -61,6 +61,7 @@ def test_every_source_and_mode_is_forced():
     forward = variants(attn, Direction.forward)
     assert set(forward) == {
         "large default",
+        "large interleaved",
         "large persistent",
         "small default",
         "small persistent",

@@ -221,7 +221,7 @@ def test_global_rows_go_to_their_keys():
     stay = mc.distributed.plan(mask, 131072, 8, heads=(32, 8, 128), move_rows=False)
     assert stay.received_bytes(0) == made.token_bytes * 7 * 16384
     shares = [a.total / b.total for a, b in zip(made.times(), stay.times(), strict=True)]
-    assert shares == pytest.approx([0.31, 0.57], abs=0.03)
+    assert shares == pytest.approx([0.34, 0.57], abs=0.03)
     assert "queries 0-127 of rank 0 are sent to their keys" in made.explain()
     inside = mc.distributed.plan(mask & mc.documents("doc"), 4096, 2, heads=(2, 1, 64))
     alone = inside.given(doc=np.arange(4096) // 512)

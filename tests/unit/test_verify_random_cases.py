@@ -55,7 +55,7 @@ def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     (mc.dilated(10, stride=7), {7, 70}), (mc.block_diagonal(96), {96}), (mc.strided(13, 5), {13}),
     (mc.offsets([3, 900]), {3, 900}), (mc.global_tokens([2, 77]), {2, 77}),
     (mc.where(lambda q, k: (k // 64 - q // 64) % 5 < 3), {64, 320}),
-    (mc.where(lambda q, k: k // 16 // 10 == 3), {160, 480}),
+    (mc.where(lambda q, k: k // 16 // 10 == 3), {480, 639}),
     (mc.random_blocks(32, 3, 1), {128}), (mc.block_table("t", 48), {48}),
     (mc.topk(6, of=mc.causal(), block=16), {128}),
     (mc.per_head([mc.window(9), mc.window(700)]), {700}),
