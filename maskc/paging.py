@@ -1056,7 +1056,7 @@ class PagedPlan:
         """Set the arguments of the launch."""
         block, sizes = self._block.members, self._sizes
         arrays = self.paged.placed.arrays
-        if not block.tokens and not block.sequences:
+        if not block.page_size:  # the launch is new
             for name, to in self._state.items():
                 if hasattr(block, name):
                     setattr(block, name, to.data_ptr())

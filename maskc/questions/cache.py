@@ -151,8 +151,7 @@ class KVCache:
         if not self.all_seen:
             return {_SEEN: self.seen(n, n_q)}
         lengths = _checked(n) if np.ndim(n) else [check_lengths(n_q, n)[1]]
-        n_q = check_lengths(n_q, 0)[0]
-        if n_q != 1 or min(lengths, default=1) < 1:
+        if check_lengths(n_q, 0)[0] != 1 or min(lengths, default=1) < 1:
             raise CacheCall(self.queries, n_q, min(lengths), at="n_q")
         if self.ragged:
             return {_SEEN: self.positions(n) >= 0}

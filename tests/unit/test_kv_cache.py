@@ -9,6 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import (
+    BadLength,
     CacheCall,
     CacheNotRagged,
     CacheReadsData,
@@ -155,6 +156,8 @@ def test_calls_that_the_cache_is_not_for():
     for n, n_q in ((5, 2), (0, 1), (5, 0)):
         with pytest.raises(CacheCall):
             cache.given(n, n_q)
+    with pytest.raises(BadLength, match="n_q"):
+        cache.given([5, 5], 1.0)
 
 
 @pytest.mark.parametrize("name", BOUNDED)

@@ -33,6 +33,7 @@ MATRICES = {
     "nothing": np.zeros((N, N), bool),
     "everything": np.ones((N, N), bool),
     "rectangular": TRIL[:70],
+    "tall": MIXED[:, :70],
     "wide_tail": np.eye(N, dtype=bool)[:, :129],
     "heads": np.stack([TRIL, MIXED, ~MIXED]),
     "heads_of_runs": np.stack([TRIL, TRIL.T, TRIL & ~BLOCKS]),

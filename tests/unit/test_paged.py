@@ -303,8 +303,8 @@ def test_tables_are_checked_where_asked(monkeypatch):
 
 
 def test_pages_that_are_free():
-    pool = Pool([20, 7], 8, 2, 16)
-    plan = on_cpu(mc.causal(), 8).plan((pool.indptr, pool.indices), 1, [20, 7])
+    pool = Pool([24, 7], 8, 2, 16)  # the pages of the first one are full
+    plan = on_cpu(mc.causal(), 8).plan((pool.indptr, pool.indices), 1, [24, 7])
     free = sorted(set(range(len(pool.k_pool))) - set(pool.indices.tolist()))
     plan.check(len(pool.k_pool), free)
     with pytest.raises(PageFreed, match=f"sequence 1: entry 0 .* is page {pool.indices[3]}"):

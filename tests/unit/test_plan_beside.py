@@ -105,3 +105,5 @@ def test_the_command_says_it_at_a_length():
     assert "all pairs are at least 32 x as many; unfused attention stores 131 kB of scores" in text
     ((cost,),) = (report["costs"] for report in maskc_json(*asked)["patterns"])
     assert (cost["kept_at_most"], cost["naive_bytes"]) == (8 * 256, 2 * 256 * 256)
+    asked = ("explain", "--expr", "topk(8, of=window(7))", "--target", "cpu", "--n", 256)
+    assert "kept     at most" not in maskc(*asked).stdout  # all that may be chosen is

@@ -63,8 +63,8 @@ def test_remembered_maps_are_bounded(machine, monkeypatch):
     mask, (q, k, v) = compiled(), given()
     for _ in range(10):
         mask(q, k, v)
-    (plan,) = mask._plans._values.values()
-    assert len(plan.maps.known) <= 3
+        (plan,) = mask._plans._values.values()
+        assert len(plan.maps.known) <= 3
 
 
 PROBLEM = Problem(64, 64, DType.float16)

@@ -454,6 +454,8 @@ REFUSED = {
     "too many": (lambda s, q, k, h, b, x: s, ScoreNotTraceable),
     "ranks": (lambda s, q, k: s + mc.table("t")[q] + mc.table("t")[q, k], ScoreNotTraceable),
     "a power": (lambda s, q: s**q, ScoreNotTraceable),
+    "a shift by all bits": (lambda s, q: s * (q >> 31), ScoreNotTraceable),
+    "a negative shift": (lambda s, q: s * (q << -1), ScoreNotTraceable),
     "an error": (lambda s: s + {}["x"], ScoreNotTraceable),
 }
 

@@ -57,6 +57,7 @@ OTHERWISE = {
     "data in any order": mc.documents("d") & mc.window(80, 40),
     "data and pairs": mc.documents("d") & mc.strided(3),
     "data or not": mc.documents("d") | mc.window(20),
+    "heads of two runs": mc.per_head([mc.block_diagonal(64), mc.where(lambda q, k: k // 16 == q)]),
 }
 
 
@@ -201,6 +202,7 @@ RUNS = {
     "blocks of both": (64, 64), "blocks of keys": (32, 1), "blocks of queries": (1, 1),
     "a table": (64, 64), "short blocks": (8, 8), "pairs": (1, 1), "data": (1, 1),
     "data in any order": (1, 1), "data and pairs": (1, 1), "data or not": (1, 1),
+    "heads of two runs": (16, 1),
 }  # fmt: skip
 """Of keys, of queries."""
 

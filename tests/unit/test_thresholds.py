@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import maskc as mc
+from maskc import driver
+from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
@@ -159,6 +161,16 @@ def test_among_the_keys_that_may_be_chosen(target, k):
     query, key = np.arange(N_Q)[:, None] + N_KV - N_Q, np.arange(N_KV)[None, :]
     allowed = (key <= query) & (key >= query - 300)
     check(target, k, scores_of(*given[:2]), *given, mc.window(300), allowed)
+
+
+def test_heads_have_as_many_constants(target):
+    """The number of keys to choose is at the same place for all, whatever their candidates."""
+    problem = driver.problem(64, None, 4, "bfloat16")
+    mask = PASSES["candidates of heads"].mask
+    chooser = driver.plan_kernel(mask, problem, TARGETS_BY_NAME[target]).chooser
+    constants = [planned.lifted.args for planned in chooser.masks]
+    assert {len(args) for args in constants} == {chooser.chosen + 1}
+    assert {args[chooser.chosen] for args in constants} == {E.const(9)}
 
 
 def test_rows_without_candidates(target):

@@ -18,7 +18,7 @@ from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import E4M3
 from maskc.core.expr import arrays
 from maskc.core.layout import MAX_TILES
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, TileShape
 from maskc.core.selection import FACTORS, SCORING, Score, Selection, with_factors
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output
@@ -47,8 +47,6 @@ from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.prepared import PreparedLaunch
 
 _NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
-_LEAST_TILE = 64
-"""Tokens of the smallest tiles."""
 _MOST_TILES = 1 << 24
 """Tiles of all masks of a call, and cells that are classed: a word each."""
 
@@ -66,6 +64,9 @@ class TopKLists:
         self._unit = built.bundle.list_source(self._target)
         self.active = self._unit is not None and built.selector.chooses(self._target)
         """Whether the device can choose for this mask."""
+        shapes = [(unit.tile.q, unit.tile.k) for unit in built.bundle.units
+                  if unit.target == self._target and unit.directions]  # fmt: skip
+        self._least_tile = TileShape(*map(min, zip(*shapes, strict=True)))
 
     def bind(self, asked: Asked) -> Bound | None:
         """Parameters of a call and what it ranks by; None if the host is to choose.
@@ -76,7 +77,7 @@ class TopKLists:
         if not self.active or asked.empty:
             return None
         sizes, keywords = asked.sizes, asked.keywords
-        tiles = -(-sizes.n_q // _LEAST_TILE) * -(-sizes.n_kv // _LEAST_TILE)
+        tiles = -(-sizes.n_q // self._least_tile.q) * -(-sizes.n_kv // self._least_tile.k)
         if tiles * len(self._built.bundle.variants) > _MOST_TILES:
             return None  # for both passes alike, whose choices must not differ by a rounding
         params = self._binder.parameters(keywords)
@@ -130,9 +131,6 @@ class TopKLists:
         """(tables, sizes, where each selection's classes start) before anything is chosen."""
         bundle, sizes = self._built.bundle, place.sizes
         backward = wanted.direction is Direction.backward
-        rows, columns = unit.tiles(sizes.n_q, sizes.n_kv)
-        if rows * columns * len(bundle.variants) > _MOST_TILES:
-            raise Unlisted
         n, params, chosen = (sizes.n_q, sizes.n_kv), bound.params, bundle.selections
         codes = np.stack([tile_codes(v.keep, chosen, unit.tile, *n, params)
                           for v in bundle.variants])  # fmt: skip
