@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -88,8 +89,21 @@ TESTS: tuple[tuple[str, str], ...] = (
     ("templates/common/*", "unit/test_cpu_template unit/test_sm90a_bits unit/test_simt_emulated "
                            "unit/test_hopper_emulated"),
 )  # fmt: skip
-"""Tests of templates, cheapest first. Those of a Python file are the ones that import it, and those
-named after its room."""
+"""Tests of templates, cheapest first."""
+ROOMS: tuple[tuple[str, str], ...] = (
+    ("maskc/dsl/*", "unit/test_matrices unit/test_spellings unit/test_scores"),
+    ("maskc/reference/*", "unit/test_matrices unit/test_reference unit/test_patterns"),
+    ("maskc/emit/*", "unit/test_generated unit/test_simt_template"),
+    ("maskc/analysis/*", "unit/test_kv_cache unit/test_plan_explain unit/test_questions"),
+    ("maskc/plan/*", "unit/test_sm90a_bits unit/test_decisions"),
+    ("maskc/ir/*", "unit/test_spellings unit/test_diff unit/test_questions unit/test_patterns"),
+    ("maskc/questions/*", "unit/test_questions unit/test_kv_cache unit/test_diff"),
+    ("maskc/runtime/device_lists/*", "unit/test_emulated_data_lists unit/test_selecting_device "
+                                     "unit/test_gather unit/test_gather_emulated"),
+)  # fmt: skip
+"""Tests of Python files, next to those that import a file or are named after its folders."""
+MEASURED = ROOT / "build" / "cover.pickle"
+"""What each test reaches: written by `make cover`."""
 
 
 class Fault(NamedTuple):
@@ -157,19 +171,51 @@ def _texts() -> dict[str, str]:
     return {str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)}
 
 
-def tests_of(file: str) -> list[str]:
-    """The test files of a file of the repository, those that are likeliest to fail first."""
+@cache
+def _measured() -> dict[str, cover.Measured]:
+    return pickle.loads(MEASURED.read_bytes()) if MEASURED.exists() else {}
+
+
+def tests_of(fault: Fault) -> list[str]:
+    """The tests of a fault, those that are likeliest to fail first, or that cost least.
+
+    They are the functions that reach its line, where `make cover` has measured that since the file
+    was edited, and otherwise whole files.
+    """
+    place = ROOT / fault.file
+    if MEASURED.exists() and place.stat().st_mtime < MEASURED.stat().st_mtime:
+        line, seconds = (fault.file, fault.line + 1), Counter[str]()
+        for name, test in _measured().items():
+            if line in test.reaches:
+                seconds[name.partition("[")[0]] += test.seconds
+        known = [name for name in seconds if _is_there(name)]
+        if known:
+            return sorted(known, key=lambda name: seconds[name])
+    return files_of(fault.file)
+
+
+def _is_there(name: str) -> bool:
+    file, _, function = name.partition("::")
+    return f"def {function}(" in _texts().get(file, "")
+
+
+def files_of(file: str) -> list[str]:
+    """The test files of a file of the repository, by what is known of their texts."""
     for pattern, names in TESTS:
         if fnmatch(file, pattern):
             return [f"tests/{name}.py" for name in names.split()]
-    room, stem = Path(file).parts[1], Path(file).stem
-    module = ".".join(Path(file).with_suffix("").parts)
+    module, stem = ".".join(Path(file).with_suffix("").parts), Path(file).stem
     package, _, name = module.rpartition(".")
     imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
-    direct = [test for test, text in _texts().items() if imports.search(text)]
-    begin = f"tests/unit/test_{room}_"
-    named = [test for test in _texts() if stem in test or test.startswith(begin)]
-    return list(dict.fromkeys([*sorted(direct, key=lambda test: len(_texts()[test])), *named]))
+    costly = Counter(name.partition("::")[0] for name in cover.listed())
+    order = sorted(_texts(), key=lambda test: (costly[test], len(_texts()[test])))
+    rooms = [names.split() for pattern, names in ROOMS if fnmatch(file, pattern)]
+    begins = tuple(f"tests/unit/test_{folder}_" for folder in Path(file).parts[1:-1])
+    return list(dict.fromkeys([
+        *(test for test in order if imports.search(_texts()[test])),
+        *(f"tests/{name}.py" for names in rooms for name in names),
+        *(test for test in order if stem in test or test.startswith(begins)),
+    ]))  # fmt: skip
 
 
 # ------------------------------------------------------------------ the table
@@ -316,7 +362,7 @@ class Room:
         """Return what finds a fault. A test that fails without it, too, is left out after that."""
         while True:
             skipped = (f"--deselect={name}" for name in sorted(self._broken))
-            found = planted_in(self._path, fault, [*tests_of(fault.file), *skipped])
+            found = planted_in(self._path, fault, [*tests_of(fault), *skipped])
             name = found.removesuffix(" hangs").removesuffix(" crashes")
             if "::" not in name or not first_failure(self._path, [name]):
                 return found or f"{NONE}: {OPEN}"
