@@ -107,14 +107,13 @@ def why_partial(
     """
     if data is not None:
         return _why_data(data)
+    most = max(len(mask.intervals or ()) for mask in masks)
     if distances:
-        most = max(len(mask.intervals or ()) for mask in masks)
         more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
         return f"partial tiles: bits from a table over k - q{more}, no test per pair"
     if any(mask.intervals is None for mask in masks):
         alike = f"each run of {run} keys" if run > 1 else "each pair"
         return f"partial tiles: test {alike}, because a query's keys are not a few intervals"
-    most = max(len(mask.intervals or ()) for mask in masks)
     told = any(interval.chosen is not None for mask in masks for interval in mask.intervals or ())
     more = " and of the chosen blocks" if told else ""
     several = f"{most} interval{'s' * (most != 1)} per row"

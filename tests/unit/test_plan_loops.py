@@ -104,6 +104,12 @@ def test_closed_forms_are_the_tiles(mask: mc.Mask, lengths: tuple[int, int]):
         assert ((found == 2) <= (right == 2)).all()  # where a kernel computes them, certain ones
 
 
+def test_lengths_decide_between_a_whole_and_parts():
+    """Both of them: with fewer queries, both passes run in parts."""
+    for n_q, passes in ((1024, 1), (64, 2)):
+        assert nest(*SHOWN["lattice"], n_q, 1024).count("# part 1 of 2") == passes
+
+
 def test_lengths_without_tokens_and_the_command():
     assert "no tiles" in nest(mc.causal(), "cpu", 0, 5)
     asked = ("compile", "--expr", "window(5)", "--target", "cpu", "--emit", "loops", "--n", 100)

@@ -198,6 +198,17 @@ def test_others_do_not(name):
     assert not plan.distances
 
 
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [(MIXED["both kinds of heads"], "a table over k - q and of 1 interval per row"),
+     (mc.per_head([mc.causal(), OTHERWISE["intervals"]]), "bits of 2 intervals per row")],
+    ids=["distances", "intervals"],
+)  # fmt: skip
+def test_reports_count_the_intervals_of_the_head_with_most(mask, text):
+    plan = driver.plan_kernel(mask, driver.problem(64, None, HEADS, "bfloat16"), SM_90A)
+    assert text in " ".join(plan.reasons)
+
+
 RUNS = {
     "blocks of both": (64, 64), "blocks of keys": (32, 1), "blocks of queries": (1, 1),
     "a table": (64, 64), "short blocks": (8, 8), "pairs": (1, 1), "data": (1, 1),

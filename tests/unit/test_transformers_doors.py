@@ -104,6 +104,16 @@ def test_a_difference_is_said() -> None:
     assert table.endswith("Model DIFFERS FROM EAGER: largest difference 5.0e-01 of 1.0e+00")
 
 
+@pytest.mark.parametrize("most", [0, 1 << 22])
+def test_the_share_of_kept_pairs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, or of the whole mask."""
+    from maskc.integrations.transformers import model_checks
+
+    monkeypatch.setattr(model_checks, "_DENSE", most)
+    layer = types.SimpleNamespace(mask=mc.causal(), shape=(1, 4, 2, 30, 70), data={})
+    assert model_checks._live(layer) == pytest.approx(mc.causal().dense(30, 70).mean())
+
+
 # ---------------------------------------------------------------- masks of one's own
 
 
