@@ -50,7 +50,9 @@ def judge(unit, features=frozenset()):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_plain(head_dim):
-    judge(unit_of(MASKS["intervals"], head_dim))
+    unit = unit_of(MASKS["intervals"], head_dim)
+    judge(unit)
+    assert ("SUM_TILES = 0" in unit.source) == (head_dim == 256)  # no room for sums
 
 
 @pytest.mark.parametrize("name", ["pairs", "relative bits", "documents"])

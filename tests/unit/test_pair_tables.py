@@ -238,7 +238,9 @@ def test_sources_name_the_table():
     for score, adds in ((ADDED, True), *others):
         for text in texts(score, Direction.backward):
             assert ("define ADDS_PAIRS 1" in text) == adds
-        assert all("define WITH_PAIR_ROWS 1" in x for x in texts(score, Direction.forward))
+        for text in texts(score, Direction.forward):
+            assert "define WITH_PAIR_ROWS 1" in text
+            assert "define WITH_PAIR_TILES 1" in text  # shared memory has room for them
     by_distance = mc.score(lambda s, q, k: s + BIAS[q - k])
     assert not any("PAIR_ROWS 1" in x for x in texts(by_distance, Direction.forward))
 
