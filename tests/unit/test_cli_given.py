@@ -59,6 +59,11 @@ def test_pairs_are_named_in_the_file(here: Path):
     assert live("--expr", 'documents("doc")', "--data", "doc=doc.npz") == expected
 
 
+def test_arrays_that_are_made_up_have_the_shape_of_the_call():
+    drawn = maskc("visualize", "--expr", "block_table('t', 4)", "--n", 8, "--n-kv", 20).stdout
+    assert "8 queries x 20 keys" in drawn
+
+
 def test_verify_and_bench_take_data(here: Path):
     Path("parents.json").write_text(json.dumps([-1, 0, 0, 1, 2, 4]))
     tree = ("--expr", 'tree("walk")', "--data", "walk=parents:parents.json")

@@ -14,7 +14,7 @@ from maskc.core.cost import Tally
 from maskc.core.errors import DataRange, MaskcError
 from maskc.core.listed import Listed
 from maskc.core.problem import Direction, TileShape
-from maskc.dispatch.listed_split import ListedLines, whole_facts
+from maskc.dispatch.listed_split import ListedLines, tokens_of, whole_facts
 from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.layout.work.tile_counts import Adders
@@ -144,6 +144,13 @@ def test_any_list(ids, side, causal, window, n_q, n_kv):
     keep = mask.dense(n_q, n_kv)
     assume(keep.sum(-1).max() > 1)  # else dq is 0, to which no error is relative
     compare(mask_of(mask), case(n_q, n_kv), keep, 2e-5)
+
+
+def test_flags_of_one_sequence_are_those_of_all():
+    (flagged,) = analyse_heads(mc.flags("one") & mc.flags("each")).masks
+    arrays = {"one": np.array([[1, 1, 0, 1]]), "each": np.array([[1, 0, 1, 1], [0, 1, 1, 0]])}
+    found = tokens_of(Listed("k", flagged.keep), 4, 4, {}, arrays)
+    assert found.tolist() == [[0, 3], [1, -1]]
 
 
 def test_they_run_where_they_pay():
