@@ -345,7 +345,10 @@ class SourceSelector:
         if not self.bundle.data or unit.boxes is not None:
             return Facts(None)
         params, sizes = self._params(bound), place.sizes
-        rest = (wanted.direction, bound.longest)
+        longest = bound.longest
+        if longest is None and not wanted.deterministic:
+            longest = bound.longest_on_host
+        rest = (wanted.direction, longest)
         key = (unit.tile, sizes.n_q, sizes.n_kv, *rest, *params.values())
         if key not in self._counts:
             if len(self._counts) >= _REMEMBERED:
