@@ -68,9 +68,8 @@ def expected_tally(
         name: _table(decl, sizes)
         for decl in bundle.data if decl.kind is DataKind.table for name in decl.arrays
     }  # fmt: skip
-    spans = {
-        name for decl in bundle.data if decl.kind is DataKind.intervals for name in decl.arrays
-    }  # fmt: skip
+    intervals = (decl for decl in bundle.data if decl.kind is DataKind.intervals)
+    spans = {name for decl in intervals for name in decl.arrays}
     keeps = (_with_prefix(variant.keep, spans, sizes.n_kv) for variant in bundle.variants)
     layouts = [
         build(LayoutRecipe(tile, _hull_beside(keep, frozenset(arrays)), None), sizes.n_q,

@@ -56,12 +56,13 @@ def pretended(monkeypatch: pytest.MonkeyPatch):
 
     def flash_attn_varlen_func(q, k, v, softmax_scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                                max_seqlen_k, causal):  # fmt: skip
-        assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k
+        assert cu_seqlens_q is cu_seqlens_k
         lengths = cu_seqlens_q.diff()
-        assert q.ndim == 3 and len(q) == lengths.sum() and max_seqlen_q == lengths.max()
-        right = 0 if causal else None
-        outs = [flash_attn_func(*(x[None] for x in one), softmax_scale, window_size=(None, right))[0]
-                for one in zip(*(x.split(lengths.tolist()) for x in (q, k, v)), strict=True)]
+        assert q.shape == (lengths.sum(), *q.shape[1:])
+        assert (max_seqlen_q, max_seqlen_k) == (lengths.max(), lengths.max())
+        window = None, 0 if causal else None
+        parts = zip(*(x[None].split(lengths.tolist(), 1) for x in (q, k, v)), strict=True)
+        outs = [flash_attn_func(*x, softmax_scale, window_size=window)[0] for x in parts]
         return torch.cat(outs, 1)[0], None
 
     names = ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")

@@ -86,9 +86,9 @@ def test_the_host_counts_lengths_that_it_has():
 
 @given(st.integers(0, 1 << 31))
 def test_rounded_up_a_little(most):
-    found = rounded(most)
-    assert most <= found <= max(16, most * 1.25 + 15)
-    assert rounded(found) == found
+    most_rounded = rounded(most)
+    assert most <= most_rounded <= max(16, most * 1.25 + 15)
+    assert rounded(most_rounded) == most_rounded
 
 
 def test_few_plans_for_many_promises():

@@ -55,8 +55,9 @@ def longest_promised(name: str, given: object) -> int | None:
 
 
 def longest_on_host(given: object) -> int | None:
-    """Return the longest document of cumulative lengths on the host, rounded up like a promise; None
-    if there are document ids, or lengths on a device.
+    """Return the longest document of cumulative lengths on the host, rounded up like a promise.
+
+    None stands for ids of documents, or for lengths on a device.
 
     Args:
         given: documents, checked.

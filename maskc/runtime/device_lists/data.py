@@ -94,19 +94,19 @@ class DataLists:
             Unlisted: sequences are too long or too many.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        if self._unit is None:
-            raise Unlisted
-        *others, (program, tokens) = self._programs(unit, wanted, bound, place)
-        if others:  # fewer and larger tiles may fit where the best program's do not
+        *better, fallback = self._programs(unit, wanted, bound, place)
+        for program, tokens in better:  # lists of the fallback's larger tiles are shorter
             with suppress(Unlisted):
-                return self._plan_of(*others[0], wanted, bound, outputs)
-        return self._plan_of(program, tokens, wanted, bound, outputs)
+                return self._plan_of(program, tokens, wanted, bound, outputs)
+        return self._plan_of(*fallback, wanted, bound, outputs)
 
     def _plan_of(
         self, program: Emitted, place: Place, wanted: Pass, bound: Bound,
         outputs: tuple[Output, ...],
     ) -> ListsPlan:  # fmt: skip
         """Plan a pass that runs one program; errors as of `plan`."""
+        if self._unit is None:
+            raise Unlisted
         bundle, given, mode = self._built.bundle, bound.given, program.mode
         unit = narrowed(program.unit, interleaved_heads(mode, place))
         by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
@@ -123,7 +123,8 @@ class DataLists:
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
         if too_many or making.room()[1] > _MOST_ENTRIES:
             raise Unlisted
-        return self._planned(making, program, kept, wanted, bound, place, outputs)
+        rest = (program, kept, wanted, bound, place, outputs)
+        return self._planned(self._unit, making, *rest)
 
     def _programs(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
@@ -177,12 +178,13 @@ class DataLists:
         return tables
 
     def _planned(
-        self, making: Making, program: Emitted, kept: Tables, wanted: Pass, bound: Bound,
-        place: Place, outputs: tuple[Output, ...],
+        self, source: SourceUnit, making: Making, program: Emitted, kept: Tables, wanted: Pass,
+        bound: Bound, place: Place, outputs: tuple[Output, ...],
     ) -> ListsPlan:  # fmt: skip
         """The plan of a pass.
 
         Args:
+            source: makes the lists.
             making: the lists that it reads.
             program: what runs.
             kept: what the masks could keep.
@@ -202,7 +204,7 @@ class DataLists:
         prepared = kernel.prepare(plan)
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
-        lists = built.kernels.on_device(self._unit, "default", frozenset(), index)
+        lists = built.kernels.on_device(source, "default", frozenset(), index)
         make, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
