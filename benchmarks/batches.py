@@ -5,8 +5,9 @@ Every row has a process of its own. All of them compile at once, and check what 
 against fp64 on one head; then one after the other is alone on the card, and times its rivals in
 turns. Data lie on the GPU. Rivals' masks are made beforehand, maskc makes its lists inside the
 call: `maskc` finds the arrays as they were at the last call, `maskc, changed` is told before each
-one that somebody wrote into them; `lists us` is the difference. Host time is of calls whose kernels
-nobody waits for.
+one that somebody wrote into them; `lists us` is the difference. Documents of the suite `field`
+are given by their lengths and the longest one, as flash_attn_varlen_func gets them. Host time is of
+calls whose kernels nobody waits for.
 """
 
 from __future__ import annotations
