@@ -103,7 +103,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Tests of Python files, next to those that import a file or are named after its folders."""
 MEASURED = ROOT / "build" / "cover.pickle"
-"""What each test reaches: written by `make cover`."""
+"""The lines that each test reaches, as `make cover` writes them."""
 
 
 class Fault(NamedTuple):
@@ -200,7 +200,7 @@ def _is_there(name: str) -> bool:
 
 
 def files_of(file: str) -> list[str]:
-    """The test files of a file of the repository, by what is known of their texts."""
+    """The test files of a file of the repository, by their names and imports."""
     for pattern, names in TESTS:
         if fnmatch(file, pattern):
             return [f"tests/{name}.py" for name in names.split()]

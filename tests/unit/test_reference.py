@@ -244,8 +244,8 @@ def test_blocks_of_keys_and_queries_select_together() -> None:
     assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     single_keys = np.array([[[5.0, 0.0], [0.0, 2.0], [1.0, 3.0], [4.0, 2.0]]])
     down, across = pairs_of(allowed, 2)[0], pairs_of(allowed[..., :2])[1]
-    found = select(allowed[..., :2], single_keys, 1, down, across)
-    assert [np.flatnonzero(row).tolist() for row in found] == [[0], [0], [0], [0]]
+    chosen_keys = select(allowed[..., :2], single_keys, 1, down, across)
+    assert [np.flatnonzero(row).tolist() for row in chosen_keys] == [[0], [0], [0], [0]]
 
 
 def test_blocks_of_positions_end_where_positions_do_not_ascend() -> None:

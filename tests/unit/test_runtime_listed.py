@@ -149,8 +149,8 @@ def test_any_list(ids, side, causal, window, n_q, n_kv):
 def test_flags_of_one_sequence_are_those_of_all():
     (flagged,) = analyse_heads(mc.flags("one") & mc.flags("each")).masks
     arrays = {"one": np.array([[1, 1, 0, 1]]), "each": np.array([[1, 0, 1, 1], [0, 1, 1, 0]])}
-    found = tokens_of(Listed("k", flagged.keep), 4, 4, {}, arrays)
-    assert found.tolist() == [[0, 3], [1, -1]]
+    tokens = tokens_of(Listed("k", flagged.keep), 4, 4, {}, arrays)
+    assert tokens.tolist() == [[0, 3], [1, -1]]
 
 
 def test_they_run_where_they_pay():
