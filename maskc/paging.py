@@ -19,7 +19,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
-from maskc.core.data import DataKind
+from maskc.core.data import DataKind, Parents
 from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import (
     BadPages,
@@ -43,6 +43,7 @@ from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
+from maskc.layout.inputs.call_data import times_of_parents
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.autograd import is_compiling, needs_torch
@@ -239,10 +240,10 @@ class PagedAttention:
             max_seqlen_kv: upper bound on the keys of a sequence, now and after updates;
                 W * page_size when None. Needed if kv_indptr is on a GPU.
             shared_keys: number of tokens at the beginning of all sequences that are in the same
-                pages, a multiple of page_size. A run reads them once for many sequences, in a
+                pages, a multiple of page_size; the method `shared_keys` counts them. A run reads them once for many sequences, in a
                 separate launch, and merges the results. Not for masks with data.
             **data: data of the mask, [S, max_seqlen_kv] or [max_seqlen_kv]: an entry per token;
-                and parameters, as integers.
+                and parameters, as integers. The host reads trees given as `mc.parents(x)`.
 
         Returns:
             The plan, to be passed to `run` and `append`.
@@ -257,6 +258,42 @@ class PagedAttention:
             self, page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q,
             (total_q, max_seqlen_q, max_seqlen_kv), shared_keys, data,
         )  # fmt: skip
+
+    def shared_keys(self, page_table: Any, seq_lens_kv: Any) -> int:
+        """Return how many first keys all sequences have in the same pages: what `plan` is given.
+
+        Sequences that end earlier do not limit the number, and keys of one sequence alone do not
+        count. The host reads the arrays; where a plan's are on a GPU, pass the host's copies.
+
+        Args:
+            page_table, seq_lens_kv: as in `plan`, on the host.
+
+        Returns:
+            A multiple of page_size.
+
+        Raises:
+            BadPages: an array is on a GPU, or lengths do not fit the table (MC464).
+        """
+        parts = page_table if isinstance(page_table, tuple) else (page_table,)
+        for name, x in (("page_table", parts[0]), ("seq_lens_kv", seq_lens_kv)):
+            device = getattr(x, "device", "cpu")
+            if getattr(device, "type", device) != "cpu":
+                raise BadPages(name, "on the host, which reads it", f"one on {device}", at=name)
+        tables, lens = [np.asarray(x) for x in parts], np.asarray(seq_lens_kv)
+        if [x.ndim for x in tables] not in ([2], [1, 1]):
+            shapes = [list(x.shape) for x in tables]
+            raise BadPages("page_table", "[S, W], or a pair of vectors", shapes, at="page_table")
+        pages = PageLists.of_lists(*tables) if len(tables) > 1 else PageLists.of_rows(*tables)
+        _has(lens, pages.first.shape, "seq_lens_kv")
+        counts = np.minimum(-(-lens // self.page_size), pages.end - pages.first)
+        width = int(np.sort(counts)[-2]) if len(counts) > 1 else 0
+        if width <= 0:
+            return 0
+        entry = np.arange(width)
+        is_own = entry < counts[:, None]
+        page = pages.entries[np.where(is_own, pages.first[:, None] + entry, 0)]
+        differs = (is_own & (page != page[counts.argmax()])).any(0)
+        return self.page_size * int(differs.argmax() if differs.any() else width)
 
     def run(
         self, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, scale: float | None = None,
@@ -883,6 +920,10 @@ class PagedPlan:
             if table.shape[1] < wanted:
                 name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
                 raise BadPages("page_table", name, table.shape[1], at="page_table")
+        data = {
+            name: times_of_parents(name, x, self.max_seqlen_kv) if isinstance(x, Parents) else x
+            for name, x in data.items()
+        }
         arrays = tuple(self._datum(array, data) for array in self.paged.placed.arrays)
         return _Given(lens_q, cu_seqlens_q is not None, lens_kv, starts, table, arrays)
 

@@ -136,6 +136,8 @@ def test_data_of_tokens():
          lambda s: lambda p, k: (k >= low[s][p[0, 0]]) & (k < high[s][p[0, 0]])),
         (mc.tree("t"), {"t": (times[:, 0], times[:, 1])},
          lambda s: lambda p, k: np.isin(k, _ancestors(parent[s], p[0, 0]))),
+        (mc.tree("t"), {"t": mc.parents(parent)},
+         lambda s: lambda p, k: np.isin(k, _ancestors(parent[s], p[0, 0]))),
     ]  # fmt: skip
     for mask, data, rule in cases:
         attn = on_cpu(mask, 16)
@@ -358,6 +360,43 @@ def test_shared_keys_are_merged_with_all_others(name, counts, lists):
     wanted = exact(pool, q[real], counts, keeps, sinks=sinks)
     close((out[real], lse[real]), wanted)
     assert not out[-2:].any()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_shared_keys_are_found(library):
+    """Pages by definition: entry by entry, of all sequences that have the entry."""
+    make = (lambda x: x) if library == "numpy" else pytest.importorskip("torch").from_numpy
+    attn, rng = on_cpu(mc.causal(), 16), np.random.default_rng(0)
+    numbers = []
+    for lengths, shared in (
+        ([75, 0, 20, 60, 33, 49], 32), ([75, 0, 20, 60, 33, 49], 48), ([30, 9], 16), ([40], 32),
+        ([40, 16], 16), ([0, 0], 0), ([64, 64, 64], 64), ([7, 5], 0), ([], 0),
+    ):  # fmt: skip
+        pool = sharing(lengths, 16, shared, seed=int(rng.integers(99)))
+        counts, want = sorted(-(-n // 16) for n in lengths), 0
+        for entry in range(counts[-2] if len(counts) > 1 else 0):
+            if len({row[entry] for row, n in zip(pool.table, lengths, strict=True)
+                    if entry * 16 < n}) > 1:  # fmt: skip
+                break
+            want += 16
+        lens = make(np.array(lengths, int))
+        for table in (make(pool.table), (make(pool.indptr), make(pool.indices))):
+            assert attn.shared_keys(table, lens) == want
+        numbers.append(want)
+    assert numbers == [32, 48, 16, 0, 16, 0, 64, 0, 0]
+
+
+def test_shared_keys_are_found_on_the_host():
+    torch = pytest.importorskip("torch")
+    attn, table = on_cpu(mc.causal(), 16), torch.zeros(2, 3, dtype=torch.int32)
+    for given, why in (
+        ((table.to("meta"), [9, 9]), "page_table must be on the host, .* one on meta"),
+        ((table, table[:, 0].to("meta")), "seq_lens_kv must be on the host"),
+        ((table[0], [9, 9]), r"page_table must be .S, W., or a pair of vectors"),
+        ((table, [9]), r"seq_lens_kv must be of shape \[2\]"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.shared_keys(*given)
 
 
 def test_shared_keys_change_with_updates(monkeypatch):
