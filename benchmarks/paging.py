@@ -1,6 +1,6 @@
 """Decoding, chunked prefill and token trees over pages, compared with other paged kernels.
 
-    python -m benchmarks.paging -o benchmarks/results/paging-h200.json
+    python -m benchmarks.paging -o benchmarks/results/paged-rivals-h200.json
 
 `kept` reuses a plan, as all layers of a step after the first one do; `made` changes its arrays
 before each call. `contiguous` is maskc, and `sdpa` PyTorch, on caches of each sequence's own. Other

@@ -76,10 +76,10 @@ class FlashInfer:
             self.keep = [x.view_as(keep) for x, keep in zip(parts, self.keep, strict=True)]
 
     def run(self, q, pools):
-        each = zip(q.split(self.q_starts.diff().tolist()), self.pages, self.lengths, self.keep,
+        parts = zip(q.split(self.q_starts.diff().tolist()), self.pages, self.lengths, self.keep,
                    strict=True)  # fmt: skip
         return torch.cat([attention(x, *rows_of(pages, n, *pools), keep)
-                          for x, pages, n, keep in each])  # fmt: skip
+                          for x, pages, n, keep in parts])  # fmt: skip
 
 
 class Node:
@@ -103,8 +103,8 @@ class Graph:
     def tensor_like(self, x):
         return Node(is_result=False)
 
-    def sdpa(self, **given):
-        self.given = given
+    def sdpa(self, **options):
+        self.options = options
         return Node(is_result=True), None
 
     def get_workspace_size(self):
@@ -114,7 +114,7 @@ class Graph:
         return lambda *plans: None
 
     def execute(self, places, space):
-        nodes = self.given
+        nodes = self.options
         q, k, v, table, lens = (places[nodes[name]] for name in (
             "q", "k", "v", "paged_attention_k_table", "seq_len_kv"))  # fmt: skip
         assert nodes["use_padding_mask"]
@@ -123,9 +123,9 @@ class Graph:
         (out,) = (x for node, x in places.items() if node.is_result)
         for sequence, n in enumerate(lens.flatten().tolist()):
             pages = table[sequence].flatten()
-            own = rows_of(pages, n, k.transpose(1, 2), v.transpose(1, 2))
-            found = attention(q[sequence].transpose(0, 1), *own, last(q.shape[2], n))
-            out[sequence] = found.transpose(0, 1)
+            rows = rows_of(pages, n, k.transpose(1, 2), v.transpose(1, 2))
+            result = attention(q[sequence].transpose(0, 1), *rows, last(q.shape[2], n))
+            out[sequence] = result.transpose(0, 1)
 
 
 @pytest.fixture
@@ -154,26 +154,26 @@ def _tree(sequence, query, key, enter, leave, of_query):
 
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
 def test_every_library_computes_the_row(libraries, row):
-    found = measure(row, rounds=1)
+    report = measure(row, rounds=1)
     names = {"kept", "made", "fa4", "flashinfer"}
     names |= set() if row.is_tree else {"contiguous", "cudnn"}
     names |= {"sdpa"} if row.name == "decode" else set()
-    assert set(found["ms"]) == set(found["error"]) == names
-    assert set(found["skipped"]) == ({"cudnn"} if row.is_tree else set())
-    assert found["ratio"] > 0
-    assert max(found["error"].values()) < 1e-5
+    assert set(report["ms"]) == set(report["error"]) == names
+    assert set(report["skipped"]) == ({"cudnn"} if row.is_tree else set())
+    assert report["ratio"] > 0
+    assert max(report["error"].values()) < 1e-5
 
 
 def test_libraries_that_are_missing_or_wrong_are_named(libraries, monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     libraries("flash_attn.cute.interface", flash_attn_varlen_func=lambda q, *_, **__: q + 1)
     libraries("cudnn")
-    found = measure(STEPS[1], rounds=1)
-    assert found["skipped"]["fa4"].startswith("wrong by")
-    assert "flashinfer" in found["skipped"]["flashinfer"]
-    assert "AttributeError" in found["skipped"]["cudnn"]
-    assert found["ratio"] is None
-    assert set(found["ms"]) == {"kept", "made", "contiguous"}
+    report = measure(STEPS[1], rounds=1)
+    assert report["skipped"]["fa4"].startswith("wrong by")
+    assert "flashinfer" in report["skipped"]["flashinfer"]
+    assert "AttributeError" in report["skipped"]["cudnn"]
+    assert report["ratio"] is None
+    assert set(report["ms"]) == {"kept", "made", "contiguous"}
 
 
 def test_a_wrong_result_of_maskc_ends_the_run(monkeypatch):
@@ -190,10 +190,10 @@ def test_trees_are_trees():
         keep = step.kept(sequence)
         first = n - step.row.new
         assert keep[:, :first].all()
-        own = keep[:, first:]
-        assert own.diagonal().all()
-        assert not own.triu(1).any()
-        sets = [set(x.nonzero().flatten().tolist()) for x in own]
+        among_new = keep[:, first:]
+        assert among_new.diagonal().all()
+        assert not among_new.triu(1).any()
+        sets = [set(x.nonzero().flatten().tolist()) for x in among_new]
         for i, seen in enumerate(sets):
             above = seen - {i}
             assert not above or sets[max(above)] == above

@@ -389,14 +389,14 @@ def test_shared_keys_are_found(library):
 def test_shared_keys_are_found_on_the_host():
     torch = pytest.importorskip("torch")
     attn, table = on_cpu(mc.causal(), 16), torch.zeros(2, 3, dtype=torch.int32)
-    for given, why in (
+    for arguments, why in (
         ((table.to("meta"), [9, 9]), "page_table must be on the host, .* one on meta"),
         ((table, table[:, 0].to("meta")), "seq_lens_kv must be on the host"),
         ((table[0], [9, 9]), r"page_table must be .S, W., or a pair of vectors"),
         ((table, [9]), r"seq_lens_kv must be of shape \[2\]"),
     ):
         with pytest.raises(MaskcError, match=why):
-            attn.shared_keys(*given)
+            attn.shared_keys(*arguments)
 
 
 def test_shared_keys_change_with_updates(monkeypatch):
