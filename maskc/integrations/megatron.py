@@ -138,10 +138,11 @@ class DotProductAttention(nn.Module):
             options["dropout_p"] = self.dropout
         if packed_seq_params is not None:
             options |= _packed(packed_seq_params)
+            packed_mask: Mask | None = mask
             if "cu_seqlens_k" in options:
-                mask = self.mask
+                packed_mask = self.mask
                 options |= self._of_other_keys(kind)
-            return attention(query, key, value, mask, **options).flatten(1)
+            return attention(query, key, value, packed_mask, **options).flatten(1)
         if hidden:
             return self._by_tensor(query, key, value, attention_mask, kind)
         return attention(query, key, value, mask, layout="sbhd", **options).flatten(2)
