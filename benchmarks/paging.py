@@ -67,8 +67,8 @@ def rows() -> list[Row]:
         *(Row("decode 1 x 8192, 28 / 4 heads", (8192,), 1, page, (28, 4)) for page in (16, 256)),
         *(Row("decode 64 x 1024 to 16384", ragged, 1, page) for page in (16, 64)),
         *(Row("6 x 512 behind 4k to 32k", prompts, 512, page) for page in (16, 256)),
-        Row("16 trees of 64 behind 1k to 8k", trees, 64, 16, is_tree=True),
         Row("decode 32 x 8192", (8192,) * 32, 1, 1),
+        Row("16 trees of 64 behind 1k to 8k", trees, 64, 16, is_tree=True),
     ]
 
 
