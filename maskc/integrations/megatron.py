@@ -105,9 +105,10 @@ class DotProductAttention(nn.Module):
             attention_bias: must be None.
             packed_seq_params: Megatron's PackedSeqParams: `cu_seqlens_q`, and
                 `cu_seqlens_q_padded` if sequences are padded. If the fields for keys hold other
-                tensors, as in cross attention, `mask` must be None, types that align the first
-                tokens are refused, and so is context parallelism. With context parallelism they count the tokens of all ranks. The plan is
-                stored in this object, so make a new one for each batch.
+                tensors, as in cross attention, `mask` must be None; types that align the first
+                tokens are refused, and so is context parallelism. With context parallelism they
+                count the tokens of all ranks. The plan is stored in this object, so make a new one
+                for each batch.
 
         Returns:
             [tokens, sequences, heads * D], or [tokens, heads * D].

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc import paging
 from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
 from maskc.runtime.compiled import CompiledMask
@@ -219,6 +220,31 @@ def test_what_is_refused():
         on_cpu(mc.documents("d"), 16).plan(table, 1, [3])
     with pytest.raises(MaskcError, match="MC302"):
         on_cpu(mc.causal(), 16).plan(table, 1, [3], d=[1])
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_results_go_into_given_memory(library, shared):
+    """With any strides; only this memory is written."""
+    make = (lambda x: x) if library == "numpy" else pytest.importorskip("torch").from_numpy
+    pool = sharing([40, 17, 33], 16, shared)
+    q = make(pool.queries([1] * 3, 4))
+    attn, wide = on_cpu(mc.causal(), 16), make(np.full((4, 4, 32), 7, np.float32))
+    plan = attn.plan(make(pool.table), 1, make(np.array(pool.lengths)), shared_keys=shared)
+    pools = make(pool.k_pool), make(pool.v_pool)
+    out = wide[:3, :, :16]
+    results = attn.run(q, *pools, plan, out=out)
+    assert results[0] is out
+    close(results, exact(pool, pool.queries([1] * 3, 4), [1] * 3, lambda s, h: causal))
+    assert (wide[3] == 7).all()
+    assert (wide[:, :, 16:] == 7).all()
+    for memory, why in (
+        (wide[:2, :, :16], r"out must be of shape \[3, 4, 16\]"),
+        (make(np.zeros((3, 4, 16))), "out must be of dtype float32, as q"),
+        ([1], "out must be"),
+    ):
+        with pytest.raises(MaskcError, match=f"MC464.*{why}"):
+            attn.run(q, *pools, plan, out=memory)
 
 
 def test_mistakes_of_layers():
@@ -923,8 +949,14 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
     planned again, and so is one of another kind."""
     import torch
 
-    planned = []
-    first = CompiledMask.run_first
+    planned, copied = [], []
+    first, stored = CompiledMask.run_first, paging._stored
+
+    def store(out, lse, memory):
+        copied.append(memory is not out)
+        return stored(out, lse, memory)
+
+    monkeypatch.setattr(paging, "_stored", store)
     monkeypatch.setattr(
         CompiledMask, "run_first", lambda attn, call: (planned.append(1), first(attn, call))[1]
     )
@@ -954,7 +986,12 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
         last, q = lengths, pool.queries(counts, 4)
         tensors = [torch.from_numpy(q).bfloat16()]
         tensors += [torch.from_numpy(x).to(kind) for x in (pool.k_pool, pool.v_pool)]
-        results = attn.run(*tensors, plan, **options, **scales)
+        memory = torch.full((len(q), 4, 64), torch.nan).bfloat16() if factor < 1 else None
+        before = len(planned)
+        results = attn.run(*tensors, plan, out=memory, **options, **scales)
+        assert memory is None or results[0] is memory
+        in_place = memory is not None and counts == [1] * 3 and len(planned) == before
+        assert copied.pop() != in_place
         want = exact(pool, q, counts, lambda s, h: causal, scale=options.get("scale"),
                      sinks=sinks if "sink_logits" in options else None)  # fmt: skip
         close(results, want, 2e-2)
