@@ -315,7 +315,8 @@ def _packed(params: Any) -> dict[str, Any]:
     lengths = {"cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded}
     pairs = (of_q, of_k), (padded, of_k_padded)
     if all(of_keys is None or of_keys is of_queries for of_queries, of_keys in pairs):
-        return lengths
+        most = getattr(params, "max_seqlen_q", None)  # the host reads no tensor
+        return lengths | {"max_seqlen": most if isinstance(most, int) else None}
     of_k = of_q if of_k is None else of_k
     padded = None if of_k_padded is of_k else of_k_padded
     return lengths | {"cu_seqlens_k": of_k, "cu_seqlens_k_padded": padded}
