@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.errors import BuildFailed
 from maskc.runtime import planner
 from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
@@ -180,3 +182,85 @@ def test_warmup_is_one_pool_for_all_parts(machine, monkeypatch):
     mask = STRIDED.compile(64, target="sm_90a")
     mask.warmup()
     assert pools == [min(32, len(machine.built))]
+
+
+def ids(n=300):
+    return Tensor((1, n), pointer=7 << 20, dtype="int32")
+
+
+DOCUMENTS = mc.causal() & mc.documents("doc")
+
+
+def test_the_kernels_of_a_call_are_built_side_by_side(machine, begun, monkeypatch):
+    """Two are in progress at once: the pass and what makes its lists."""
+    together, real = threading.Barrier(2), machine.build
+    threads = []
+
+    def build(*args):
+        if len(threads) < 2:
+            threads.append(threading.current_thread())
+            together.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    mask = DOCUMENTS.compile(64, target="sm_90a")
+    mask(*given(n=300), doc=ids())
+    assert threading.main_thread() in threads
+    assert len(mask.last_sources) == 2
+    assert len(machine.launched()) == 2
+
+
+def test_a_call_raises_what_failed_in_another_thread(machine, begun, monkeypatch):
+    """And a later call tries again."""
+    real, mask = machine.build, DOCUMENTS.compile(64, target="sm_90a")
+
+    def build(unit, *args):
+        if unit.form == "documents":
+            raise BuildFailed("NVRTC", "source", "line 1")
+        return real(unit, *args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    for _ in range(2):
+        with pytest.raises(BuildFailed):
+            mask(*given(n=300), doc=ids())
+        assert machine.launched() == []
+        begun()
+    monkeypatch.setattr(kernels, "build", real)
+    mask(*given(n=300), doc=ids())
+    assert len(machine.launched()) == 2
+
+
+def test_no_call_waits_for_other_lengths(machine, begun, monkeypatch):
+    hold, real = threading.Event(), machine.build
+    own = []
+
+    def build(*args):
+        if len(own) >= 1:
+            assert hold.wait(30)
+        own.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    mask = MASKS["large and small tiles"].compile(64, target="sm_90a")
+    mask(*given(n=300))
+    assert len(machine.built) == 1
+    hold.set()
+    begun()
+    assert len(machine.built) > 1
+
+
+@pytest.mark.parametrize("name", ["large and small tiles", "parts", "listed columns", "documents"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_backward_pass_that_follows_is_built(
+    machine, begun, monkeypatch, name, deterministic, follows
+):
+    mask = (DOCUMENTS if name == "documents" else MASKS[name]).compile(64, target="sm_90a")
+    data = {"doc": ids()} if name == "documents" else {}
+    options = CallOptions(deterministic=deterministic) if follows else None
+    mask.run(AttentionCall(*given(n=300), data=data, backward=options))
+    begun()
+    before = len(machine.built)
+    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    backward(mask, *given(n=300), deterministic=deterministic, **data)
+    assert (len(machine.built) == before) == follows
