@@ -14,9 +14,9 @@ from typing import Any
 
 import sympy as sp
 
-from maskc.analysis.sum_slopes import Slopes
 from maskc.core import expr as E
 from maskc.core import score as S
+from maskc.core.score import Slopes
 from maskc.dsl.score_ranges import is_at_least
 
 

@@ -7,21 +7,11 @@ than a mask to compile.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from maskc.core import expr as E
 from maskc.core import score as S
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """Derivatives of the logit, ready to be printed."""
-
-    shared: tuple[S.Real, ...]
-    """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
-    results: tuple[S.Real, ...]
-    """The results, one for each request."""
+from maskc.core.score import Slopes
 
 
 @lru_cache(maxsize=64)
@@ -86,6 +76,6 @@ def _of_term(term: S.Real, sign: float, variable: S.Real) -> S.Real | None:
     match term:
         case S.Call("mul", (left, right)) if variable in (left, right) and left != right:
             factor = right if left == variable else left
-            if isinstance(factor, S.Whole | S.Read | S.Score) and variable not in E.walk(factor):
+            if variable not in E.walk(factor) and isinstance(factor, S.Whole | S.Read | S.Score):
                 return factor if sign > 0 else S.Call("neg", (factor,))
     return None

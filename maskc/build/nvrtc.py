@@ -67,7 +67,7 @@ def build_cuda(
     return Binary(unit.target, code, entries, key, BuildReport(version, flags, log))
 
 
-class Refused(Exception):
+class SourceRefused(Exception):
     """NVRTC does not accept a source; the text is its log."""
 
 
@@ -83,7 +83,7 @@ class Nvrtc(Protocol):
         """Return (log, cubin or PTX).
 
         Raises:
-            Refused: with the log.
+            SourceRefused: with the log.
         """
 
 
@@ -95,10 +95,10 @@ class _Bindings:
         self._version = self._value(nvrtc.nvrtcVersion())
 
     def _value(self, result: tuple[Any, ...]) -> Any:
-        """What a call returns behind its status."""
+        """Return the values of a call behind its status."""
         status, *values = result
         if status:
-            raise Refused(f"{status!r}")
+            raise SourceRefused(f"{status!r}")
         return tuple(values) if len(values) > 1 else values[0] if values else None
 
     def version(self) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class _Bindings:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
             log = self._text(program, "ProgramLog").decode(errors="replace")
             if status:
-                raise Refused(log.rstrip("\0") or f"{status!r}")
+                raise SourceRefused(log.rstrip("\0") or f"{status!r}")
             if ptx:
                 return log, self._text(program, "PTX").rstrip(b"\0")
             return log, self._text(program, "CUBIN")
@@ -151,7 +151,9 @@ class _CuPy:
             try:
                 nvrtc.compileProgram(program, options)
             except nvrtc.NVRTCError as error:
-                raise Refused(nvrtc.getProgramLog(program).rstrip("\0") or str(error)) from None
+                raise SourceRefused(
+                    nvrtc.getProgramLog(program).rstrip("\0") or str(error)
+                ) from None
             # CuPy drops the last byte of a cubin.
             code = nvrtc.getPTX(program) if ptx else nvrtc.getCUBIN(program) + b"\0"
             return nvrtc.getProgramLog(program), code
@@ -180,6 +182,17 @@ def library(target: str) -> Nvrtc:
     return _CuPy(of_cupy)
 
 
+def warm_up(target: str) -> None:
+    """Load NVRTC and compile an empty kernel, as the first source otherwise waits for both.
+
+    Raises:
+        ExtraMissing: see `library`.
+    """
+    with suppress(SourceRefused):  # the first source says so
+        options = f"--gpu-architecture={target}", *FLAGS
+        library(target).compile('extern "C" __global__ void empty() {}', options, ptx=False)
+
+
 def _supported(nvrtc: Nvrtc, arch: str) -> str:
     """`arch`, or PTX of the newest architecture below it that this NVRTC knows."""
     known = sorted(nvrtc.architectures())
@@ -193,7 +206,7 @@ def _compile(
     """Return (log, machine code)."""
     try:
         log, code = nvrtc.compile(unit.source, options, ptx="compute_" in options[0])
-    except Refused as refused:
+    except SourceRefused as refused:
         raise build_failed(version, unit, _constant(str(refused))) from None
     return _constant(log), code
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from maskc.analysis.score_places import spread
-from maskc.analysis.sum_slopes import Slopes, slope, table_slopes
+from maskc.analysis.sum_slopes import slope, table_slopes
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.expr import Expr
 from maskc.core.expr_text import compared
-from maskc.core.score import of_whole
+from maskc.core.score import Slopes, of_whole
 from maskc.core.widths import INT32
 from maskc.emit.c_printer import CPrinter, nested
 from maskc.emit.predicate import wrapped

@@ -14,6 +14,7 @@ import maskc as mc
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BuildFailed
 from maskc.runtime import planner
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
 from tests.support.fake_hopper import Machine, Tensor, backward, given
@@ -42,6 +43,7 @@ MASKS = {
 def machine(monkeypatch):
     made = Machine(monkeypatch)
     made.driver.cuTensorMapEncodeTiled = lambda *_: (0, Map(bytes(128)))
+    monkeypatch.setattr("maskc.build.toolchain.gpus", tuple)  # else compile() loads NVRTC
     return made
 
 
@@ -232,12 +234,10 @@ def test_a_call_raises_what_failed_in_another_thread(machine, begun, monkeypatch
 
 def test_no_call_waits_for_other_lengths(machine, begun, monkeypatch):
     hold, real = threading.Event(), machine.build
-    own = []
 
     def build(*args):
-        if len(own) >= 1:
+        if machine.built:
             assert hold.wait(30)
-        own.append(args)
         return real(*args)
 
     monkeypatch.setattr(kernels, "build", build)
@@ -264,3 +264,45 @@ def test_a_backward_pass_that_follows_is_built(
     monkeypatch.setattr(ahead, "start", lambda jobs: None)
     backward(mask, *given(n=300), deterministic=deterministic, **data)
     assert (len(machine.built) == before) == follows
+
+
+TABLE = mc.scores.table("table")
+TRAINED = {
+    "plain": (mc.causal(), {}),
+    "sinks, slopes and softcap": (mc.causal(), {
+        "sink_logits": (4,), "alibi_slopes": (4,), "softcap": 20.0,
+    }),
+    "documents": (DOCUMENTS, {"doc": None}),
+    "parts": (STRIDED, {}),
+    "listed rows and columns": (MASKS["listed rows and columns"], {}),
+    "entmax": (mc.causal(), {"normalizer": "entmax"}),
+    "dropout": (mc.causal(), {"dropout_p": 0.25, "dropout_seed": 3}),
+    "a score": (mc.causal(), {"score": mc.scores.soft_cap(20.0)}),
+    "a score with a table": (mc.causal(), {"score": mc.scores.alibi(), "slopes": (4,)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", TRAINED)
+def test_tensors_that_require_grad(machine, begun, monkeypatch, name, shared):
+    """torch says that a backward pass follows."""
+    torch = pytest.importorskip("torch")
+    from maskc.testing.emulator import machine as emulator
+
+    monkeypatch.setitem(LIBRARIES, torch.Tensor, emulator._Torch())
+    mask, options = TRAINED[name]
+    options = {
+        key: torch.rand(x, requires_grad=True) if isinstance(x, tuple) else x
+        for key, x in options.items()
+    }
+    if "doc" in options:
+        options["doc"] = torch.zeros(1, 300, dtype=torch.int32)
+    attn = mask.compile(64, n_heads=4, target="sm_90a", score=options.pop("score", None))
+    q = torch.zeros(2, 4, 300, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(1 if shared else 2, 2, 300, 64, dtype=torch.bfloat16, requires_grad=True)
+    out = attn(q, k, k, **options)
+    begun()
+    before = len(machine.built)
+    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    out.sum().backward()
+    assert len(machine.built) == before

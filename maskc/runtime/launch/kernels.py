@@ -28,7 +28,7 @@ Key = tuple[str, str, Features, int]
 
 
 class _Thread(threading.local):
-    """What a thread that surveys a plan has found to be missing; None in all others."""
+    """Kernels that a plan of this thread needs, while the thread surveys it; otherwise None."""
 
     missing: dict[tuple[Kernels, Key], Job] | None = None
 
