@@ -125,6 +125,11 @@ def test_both_packages_compile_alike(no_bindings, monkeypatch, tmp_path):
     assert type(N.library("sm_80")).__name__ == "_Bindings"
 
 
+def test_to_warm_up_says_nothing():
+    N.warm_up("sm_90a")
+    N.warm_up("simt")
+
+
 def test_neither_package(no_bindings, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     with pytest.raises(ExtraMissing, match="target sm_80 needs CuPy"):

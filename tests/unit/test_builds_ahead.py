@@ -266,13 +266,25 @@ def test_a_backward_pass_that_follows_is_built(
     assert (len(machine.built) == before) == follows
 
 
-TABLE = mc.scores.table("table")
+def test_the_compiler_is_loaded_while_a_mask_is_planned(machine, begun, monkeypatch):
+    loaded = []
+    monkeypatch.setattr("maskc.build.nvrtc.warm_up", loaded.append)
+    DOCUMENTS.compile(64, target="sm_90a")
+    assert not begun(), "there is no GPU"
+    monkeypatch.setattr("maskc.build.toolchain.gpus", lambda: (object(),))
+    DOCUMENTS.compile(64, target="sm_90a")
+    DOCUMENTS.compile(64, target="cpu", dtype="float32")
+    assert len(begun()) == 1
+    assert loaded == ["sm_90a"]
+
+
 TRAINED = {
     "plain": (mc.causal(), {}),
     "sinks, slopes and softcap": (mc.causal(), {
         "sink_logits": (4,), "alibi_slopes": (4,), "softcap": 20.0,
     }),
     "documents": (DOCUMENTS, {"doc": None}),
+    "sequences share keys": (mc.causal(), {}),
     "parts": (STRIDED, {}),
     "listed rows and columns": (MASKS["listed rows and columns"], {}),
     "entmax": (mc.causal(), {"normalizer": "entmax"}),
@@ -282,9 +294,8 @@ TRAINED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", TRAINED)
-def test_tensors_that_require_grad(machine, begun, monkeypatch, name, shared):
+def test_tensors_that_require_grad(machine, begun, monkeypatch, name):
     """torch says that a backward pass follows."""
     torch = pytest.importorskip("torch")
     from maskc.testing.emulator import machine as emulator
@@ -299,7 +310,9 @@ def test_tensors_that_require_grad(machine, begun, monkeypatch, name, shared):
         options["doc"] = torch.zeros(1, 300, dtype=torch.int32)
     attn = mask.compile(64, n_heads=4, target="sm_90a", score=options.pop("score", None))
     q = torch.zeros(2, 4, 300, 64, dtype=torch.bfloat16, requires_grad=True)
-    k = torch.zeros(1 if shared else 2, 2, 300, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(
+        1 + (name != "sequences share keys"), 2, 300, 64, dtype=torch.bfloat16, requires_grad=True
+    )
     out = attn(q, k, k, **options)
     begun()
     before = len(machine.built)
