@@ -803,6 +803,28 @@ def test_kernels_load_pages(hopper, page, layout, counts, target):
     assert attn.loads_pages
 
 
+@pytest.mark.parametrize("columns", [slice(3, 67), slice(8, 72), slice(0, 128, 2)])
+@pytest.mark.parametrize("counts", [[4] * 2, [9, 2]])
+def test_rows_are_read_at_any_steps(hopper, columns, counts):
+    """Queries move into blocks in units of 16 bytes, or of less where they lie elsewhere."""
+    import torch
+
+    pool = Pool([40, 9], 16, 2, 64)
+    wide = torch.from_numpy(pool.queries([sum(counts)], 6)).bfloat16().repeat(1, 1, 2)
+    q = wide[:, 1:5, columns]
+    attn = on_hopper(mc.causal(), 16)
+    given = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)
+    plan = attn.plan(torch.from_numpy(pool.table), given, torch.tensor(pool.lengths))
+    pools = [torch.from_numpy(x).bfloat16() for x in (pool.k_pool, pool.v_pool)]
+    found, want = (
+        attn.run(x, *pools, plan) for x in (q, q.clone(memory_format=torch.contiguous_format))
+    )
+    for x, y in zip(found, want, strict=True):
+        assert torch.equal(x, y)
+    close(want, exact(pool, q.float().numpy(), counts, lambda s, h: causal), 2e-2)
+    assert {"gather_rows", "return_rows"} <= {entry for entry, _ in hopper.launches}
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_entries_that_are_no_pages_read_zeros(hopper, target):
     """Neither memory outside of the pool is read, nor NaN."""
