@@ -50,14 +50,14 @@ def machine(monkeypatch):
 @pytest.fixture
 def begun(monkeypatch):
     """Everything that was begun ahead."""
-    found, start = [], ahead.start
-    monkeypatch.setattr(ahead, "start", lambda jobs: found.append(start(jobs)) or found[-1])
+    builds, start = [], ahead.start
+    monkeypatch.setattr(ahead, "start", lambda jobs: builds.append(start(jobs)) or builds[-1])
 
     def over():
-        for each in filter(None, found):
-            for thread in each._threads:
+        for build in filter(None, builds):
+            for thread in build._threads:
                 thread.join(60)
-        return [each for each in found if each is not None]
+        return [build for build in builds if build is not None]
 
     return over
 
