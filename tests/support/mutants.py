@@ -199,12 +199,13 @@ def _is_there(name: str) -> bool:
     return f"def {function}(" in _texts().get(file, "")
 
 
+@cache
 def files_of(file: str) -> list[str]:
     """The test files of a file of the repository, by their names and imports."""
     for pattern, names in TESTS:
         if fnmatch(file, pattern):
             return [f"tests/{name}.py" for name in names.split()]
-    module, stem = ".".join(Path(file).with_suffix("").parts), Path(file).stem
+    module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
     package, _, name = module.rpartition(".")
     imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
     costly = Counter(name.partition("::")[0] for name in cover.listed())
@@ -212,9 +213,9 @@ def files_of(file: str) -> list[str]:
     rooms = [names.split() for pattern, names in ROOMS if fnmatch(file, pattern)]
     begins = tuple(f"tests/unit/test_{folder}_" for folder in Path(file).parts[1:-1])
     return list(dict.fromkeys([
-        *(test for test in order if imports.search(_texts()[test])),
+        *(test for test in order if name in _texts()[test] and imports.search(_texts()[test])),
         *(f"tests/{name}.py" for names in rooms for name in names),
-        *(test for test in order if stem in test or test.startswith(begins)),
+        *(test for test in order if name in test or test.startswith(begins)),
     ]))  # fmt: skip
 
 
