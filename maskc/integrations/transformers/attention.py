@@ -119,7 +119,7 @@ def run(
         mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         mask, data = _segmented(module, mask, data, query, key, cu_seq_lens_q, cu_seq_lens_k)
-    if (extra := module.__dict__.get(EXTRA)) is not None:
+    if (extra := getattr(module, EXTRA, None)) is not None:  # torch.compile guards it
         mask = _with_extra(module, mask, extra, attention_mask)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
