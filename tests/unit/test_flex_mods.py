@@ -332,9 +332,7 @@ EVALUATED_SCORES: dict[str, Callable[..., Any]] = {
         + 0.01 * (torch.maximum(BYTES[q] % 7, BYTES[k] // 2) - BYTES[k])
         + torch.bucketize(BYTES[q].long() * 2 + BYTES[k], STEPS * 20)
     ),
-    "conditions of bytes": lambda s, b, h, q, k: torch.where(
-        BYTES[q] - BYTES[k] < 100, s, s * 2
-    ),
+    "conditions of bytes": lambda s, b, h, q, k: torch.where(BYTES[q] - BYTES[k] < 100, s, s * 2),
 }
 OF_ONE_INDEX: dict[str, Callable[..., Any]] = {
     "a reduction of a row": lambda s, b, h, q, k: s + BIAS[0, 0, q].sum(),
