@@ -40,6 +40,8 @@ def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[
     except Exception as error:
         place = raised_at(error, at.file) if at is not None else None
         finding = f"it raised {type(error).__name__}: {error}"
+        if "as a JAX value" in str(error):
+            finding = "it calls a function of JAX that needs arrays: jax.numpy has some that do not"
         raise wrong(finding, *hint, at=place or at) from error
 
 

@@ -566,6 +566,8 @@ def test_mistakes_are_named():
         jax.jit(lambda scale: attention(q, k, v, MASK, scale=scale))(0.1)
     with pytest.raises(mc.MaskcError, match=r"mc\.param\('w', 64\)"):
         jax.jit(lambda w: attention(q, k, v, mc.window(w)))(3)
+    with pytest.raises(mc.MaskcError, match=r"jax\.numpy has some that do not"):
+        mc.score(lambda s: jax.nn.relu(s))
     with pytest.raises(NotTraced):
         attention(q, k, v, mc.documents("doc"), doc="all")
     with pytest.raises(mc.MaskcError, match="doc"):
