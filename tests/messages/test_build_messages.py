@@ -530,7 +530,8 @@ TEXTS = {
         lambda: Target.named("sm_80").check(Problem(44, 44, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=44, head_dim_v=44; it has: "
         "multiples of 8 up to 512, and 576 with 512 for v\n"
-        "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
+        "    hint: pad or split the head dimension; target 'simt' takes any up to 512, and 'cpu' "
+        "up to 576",
     ),
     "MC505": (
         lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),
