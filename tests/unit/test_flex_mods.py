@@ -65,16 +65,16 @@ def compare(
 ) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     shapes = ((H, n_q), (heads_kv, N), (heads_kv, N))
-    found = [torch.randn(B, h, n, D, generator=generator, requires_grad=True) for h, n in shapes]
+    inputs = [torch.randn(B, h, n, D, generator=generator, requires_grad=True) for h, n in shapes]
     block_mask = None
     if mask_mod is not None:
         block_mask = flex.create_block_mask(mask_mod, B, H, n_q, N, device="cpu")
     out = mc.flex_attention(
-        *found, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads_kv < H
+        *inputs, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads_kv < H
     )
-    wanted = definition(*found, score_mod, mask_mod)
+    wanted = definition(*inputs, score_mod, mask_mod)
     dout = torch.randn(wanted.shape, generator=generator)
-    given = (*found, *learned)
+    given = (*inputs, *learned)
     for one, two in zip(
         (out, *torch.autograd.grad(out, given, dout)),
         (wanted, *torch.autograd.grad(wanted, given, dout.double())), strict=True,
