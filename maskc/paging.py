@@ -725,7 +725,7 @@ class QueryPart:
         )  # fmt: skip
         if not launch.run(q, places, block + scales.block):
             return None
-        return (out, lse) if self._in_rows else blocks.of_tokens(out, lse)
+        return (out, lse) if self._in_rows else blocks.of_tokens(out, lse, memory)
 
     def forget(self) -> None:
         """Plan calls again, after the arrays of the step have changed."""

@@ -99,6 +99,8 @@ class AttentionCall(NamedTuple):
     earlier: tuple[Any, Any] | None = None
     """Forward pass: (out, lse) of the same queries over other keys, which the results are joined
     with; gradients are not recorded."""
+    backward: CallOptions | None = None
+    """Forward pass: the options of the backward pass that will follow; None if none is known to."""
 
     def with_data(self, data: Mapping[str, Any]) -> AttentionCall:
         """The call with other data."""

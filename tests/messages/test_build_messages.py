@@ -19,7 +19,7 @@ import pytest
 
 import maskc as mc
 from maskc import portable
-from maskc.build import build
+from maskc.build import build, nvrtc
 from maskc.core import errors
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.bundle import SourceUnit, TensorMap
@@ -564,7 +564,9 @@ def surroundings(request, monkeypatch, tmp_path):
     if request.node.name.endswith(("[MC506]", "[MC419]")):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
-        monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+        for package in ("cuda.bindings", "cupy.cuda"):
+            monkeypatch.setitem(sys.modules, package, None)
+        nvrtc.library.cache_clear()
 
 
 def test_a_package_that_cannot_be_imported():

@@ -888,7 +888,7 @@ def test_rows_are_read_at_any_steps(hopper, columns, counts):
     found, want = (
         attn.run(x, *pools, plan) for x in (q, q.clone(memory_format=torch.contiguous_format))
     )
-    for x, y in zip(found, want, strict=True):
+    for x, y in zip(result, want, strict=True):
         assert torch.equal(x, y)
     close(want, exact(pool, q.float().numpy(), counts, lambda s, h: causal), 2e-2)
     assert {"gather_rows", "return_rows"} <= {entry for entry, _ in hopper.launches}

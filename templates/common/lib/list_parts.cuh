@@ -74,9 +74,9 @@ FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
     return ceil_div(count, size ? size : size_of_row(p, count));
 }
 
-// Writes the items of a list, one or several per owner: items with tiles, those of the longest parts
-// first, then unused items, then one item for each row without tiles, whose results must be filled.
-// The rows to merge follow.
+// Writes the items of a list, one or several per owner: items with tiles, the longest parts first,
+// then unused items, then one item for each row without tiles, whose results must be filled. The
+// rows to merge follow.
 FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
     const i32 *const counts = p.counts[at.side];
     const i32 size = p.fixed_tiles ? 0 : size_of_all(p, counts);
