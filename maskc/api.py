@@ -11,6 +11,7 @@ from maskc import conventions
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, shown_by_overload
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
+from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import outside
 from maskc.core.tensors import layout_of, torch_of
@@ -71,6 +72,7 @@ def attention(
     indexer_loss: bool = False,
     **data: Any,
 ) -> Any: ...
+@unscripted
 @shown_by_overload
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, **keywords: Any
@@ -151,6 +153,7 @@ def attend(
         data: the mask's and the score's data and parameters.
         of_others: keywords of other libraries; None if all have their defaults.
     """
+    refuse_proxy(q)
     if of_others is not None:
         return _by_convention(q, k, v, mask, options, data, of_others, score)
     if not isinstance(mask, Mask):

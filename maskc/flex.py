@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, NotAMask
+from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.core.source import caller, outside
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
@@ -28,6 +29,7 @@ _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""
 
 
+@unscripted
 def flex_attention(
     query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
     scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False,
@@ -67,6 +69,7 @@ def flex_attention(
             AuxRequest(lse=True), or return_lse was given too (MC407).
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
+    refuse_proxy(query)
     if isinstance(score_mod, Mask) or hasattr(score_mod, "kv_num_blocks"):
         finding = "a mask, which block_mask= takes"
         raise BadOption("score_mod", "a function", finding, at="score_mod")

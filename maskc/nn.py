@@ -23,6 +23,7 @@ from maskc.conventions import Keywords
 from maskc.core.attention_call import CallOptions
 from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
+from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
 from maskc.dsl.combinators import full, topk
@@ -34,6 +35,7 @@ from maskc.dsl.score_tracer import Score, as_score
 __all__ = ["Attention", "SplashAttention"]
 
 
+@unscripted
 class Attention(torch.nn.Module):
     """softmax(scale * q k^T, restricted to a mask) v, as a module without projections.
 
@@ -176,6 +178,7 @@ def _shown(number: Any) -> str:
     return f"{tuple(number.shape)}" if isinstance(number, torch.Tensor) else f"{number:g}"
 
 
+@unscripted
 class SplashAttention(torch.nn.Module):
     """alpha-entmax over the k best keys of each query: SplashAttention.
 
@@ -240,6 +243,7 @@ class SplashAttention(torch.nn.Module):
             BadOption: one of Q_idx and K_idx is missing, or they are floating-point (MC407).
             MaskcError: as `maskc.attention`.
         """
+        refuse_proxy(q)
         if q.shape[-1] != self.head_dim:
             raise BadShape("q", tuple(q.shape), f"head_dim={self.head_dim}", at="q")
         positions = self._positions(q, k, Q_idx, K_idx)

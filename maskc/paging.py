@@ -1188,7 +1188,9 @@ class PagedPlan:
             if not isinstance(x, kind):
                 library = "an array of NumPy" if self._torch is None else "a torch tensor"
                 wanted = f"{library}, as the page table"
-                raise BadPages(name, wanted, type(x).__name__, at=name)
+                error = BadPages(name, wanted, type(x).__name__, at=name)
+                error.hint = "torch tensors need attn.plan(torch.as_tensor(page_table), ...)"
+                raise error
 
     def scales(self, k_scale: Any, v_scale: Any) -> PoolScales:
         """Return the scales of a layer; a plan caches scales that are on its device.

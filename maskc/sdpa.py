@@ -10,6 +10,7 @@ from maskc.api import attend, attention
 from maskc.conventions import Keywords
 from maskc.core.attention_call import CallOptions
 from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
+from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
@@ -29,6 +30,7 @@ _CAUSAL = {"UPPER_LEFT": causal(align="start"), "LOWER_RIGHT": causal()}
 _ROLES = ("query", "key", "value")
 
 
+@unscripted
 def scaled_dot_product_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
@@ -64,6 +66,7 @@ def scaled_dot_product_attention(
         NotAnAttnMask: attn_mask is not an array of booleans or floating-point numbers (MC437).
         MaskcError: as `mc.attention`.
     """
+    refuse_proxy(query)
     if getattr(query, "is_nested", False):  # refused, with what to do
         return attention(query, key, value, _EVERY, layout="bhsd")
     if _is_plain(query, key, value):

@@ -29,6 +29,9 @@ from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
 _HOST = {"n_q", "n_kv"}
+_VARIES = (
+    "a number that changes from call to call is mc.param('w', 64), and calls pass it by name: w=64"
+)
 
 
 def shown(value: object) -> str:
@@ -44,7 +47,12 @@ def count(where: str, name: str, value: object, at: SourceLoc | None, least: int
     if number is None and isinstance(value, Traced) and _known_early(value.expr):
         return value.expr
     if number is None:
-        return mistake(NotAnInteger(where, name, shown(value), at=at), E.const(least))
+        error = NotAnInteger(where, name, shown(value), at=at)
+        if not isinstance(value, Traced) and hasattr(
+            value, "dtype"
+        ):  # such as a traced number of JAX
+            error.hint = _VARIES
+        return mistake(error, E.const(least))
     if number < least:
         return mistake(_too_small(where, name, number, least, at), E.const(least))
     return E.const(_narrow(where, number, least, at))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from maskc.core.errors import MaskcError
 from maskc.core.source import SourceLoc, raised_at
@@ -40,6 +40,8 @@ def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[
     except Exception as error:
         place = raised_at(error, at.file) if at is not None else None
         finding = f"it raised {type(error).__name__}: {error}"
+        if "as a JAX value" in str(error):
+            finding = "it calls a function of JAX that needs arrays: jax.numpy has some that do not"
         raise wrong(finding, *hint, at=place or at) from error
 
 
@@ -108,6 +110,56 @@ def operators(operand: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
+# ------------------------------------------------------------------ integers that wrap around
+
+_NARROW = {
+    "int8": range(-(1 << 7), 1 << 7), "uint8": range(1 << 8),
+    "int16": range(-(1 << 15), 1 << 15), "uint16": range(1 << 16),
+}  # fmt: skip
+"""Values of the types in which torch, NumPy and JAX wrap around, and formulas do not. 32 bits count
+as 64: ids and positions are far from their ends."""
+
+
+def narrow_of(dtype: object) -> str:
+    """The name of a dtype if its arithmetic wraps around early, else nothing."""
+    name = str(dtype).rpartition(".")[2]
+    return name if name in _NARROW else ""
+
+
+def common_narrow(*values: Any) -> str:
+    """The narrow dtype in which a library computes with these values; nothing if it computes in a
+    wider one. Python's numbers and conditions take the dtype of the other values."""
+    names = [
+        x.narrow if isinstance(x, Followed) else narrow_of(getattr(x, "dtype", ""))
+        for x in values
+        if type(x) not in (int, bool) and not (isinstance(x, Followed) and x.decides())
+    ]
+    return max(names) if names and all(names) else ""
+
+
+def checked_narrow(
+    refuse: Callable[[str], NoReturn], symbol: str, *values: object, grows: bool = False
+) -> str:
+    """Return `common_narrow`, and refuse arithmetic that may wrap around in the user's library.
+
+    Args:
+        refuse: raises the tracer's error.
+        symbol: the operation.
+        grows: whether the result may be larger than the operands; else only plain integers that
+            the narrow dtype lacks are refused.
+    """
+    narrow = common_narrow(*values)
+    if narrow and (grows or any(type(x) is int and x not in _NARROW[narrow] for x in values)):
+        convert = "call .long() on the array first, or .astype(int)"
+        refuse(f"{symbol} of {narrow} values may wrap around: {convert}")
+    return narrow
+
+
+def exceeds(narrow: str, low: float, high: float) -> bool:
+    """Whether values from low to high may exceed a narrow dtype."""
+    return bool(narrow) and not (low in _NARROW[narrow] and high in _NARROW[narrow])
+
+
 # ------------------------------------------------------------------ protocols
 
 
@@ -119,6 +171,12 @@ class Followed:
     """(library, function, positional arguments, named ones) -> the result."""
     _refused: ClassVar[Callable[..., Any]]
     """Raises the tracer's error with a finding."""
+    narrow: str = ""
+    """The dtype of the array that an integer was read from, if that wraps around early."""
+
+    def decides(self) -> bool:
+        """Whether the value is a condition."""
+        return False
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
         if method != "__call__":

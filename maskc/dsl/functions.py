@@ -14,11 +14,11 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.errors import NotTraceable
-from maskc.core.expr import Expr, is_condition
+from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.source import caller
 from maskc.core.widths import magnitude, number
-from maskc.dsl.followed import canonical, operators
+from maskc.dsl.followed import canonical, checked_narrow, common_narrow, narrow_of, operators
 from maskc.dsl.tabled import answered
 from maskc.dsl.tables import read
 from maskc.dsl.traced import (
@@ -26,11 +26,9 @@ from maskc.dsl.traced import (
     as_condition,
     as_integer,
     choose,
-    common_narrow,
     lift,
     lift_bool,
     lift_int,
-    narrow_of,
     settled,
 )
 
@@ -73,13 +71,13 @@ def _logical(build: Callable[..., Expr]) -> Function:
 
 def _where(condition: Any, input: Any, other: Any) -> Traced:
     chosen = choose(lift_bool(condition, "where"), lift(input), lift(other))
-    return Traced(chosen, common_narrow(input, other))
+    return Traced(chosen, checked_narrow(_refuse, "where", input, other))
 
 
 def _extreme(build: Callable[..., Expr]) -> Function:
     def function(input: Any, other: Any) -> Traced:
         extreme = build(lift_int(input, "min"), lift_int(other, "max"))
-        return Traced(extreme, common_narrow(input, other))
+        return Traced(extreme, checked_narrow(_refuse, "min or max", input, other))
 
     return function
 
@@ -92,7 +90,8 @@ def _clamp(input: Any, min: Any = None, max: Any = None, **bounds: Any) -> Trace
     if low is not None:
         value = E.maximum(value, lift_int(low, "clamp"))
     value = value if high is None else E.minimum(value, lift_int(high, "clamp"))
-    return Traced(value, common_narrow(*(x for x in (input, low, high) if x is not None)))
+    values = [x for x in (input, low, high) if x is not None]
+    return Traced(value, checked_narrow(_refuse, "clamp", *values))
 
 
 def _clamp_max(input: Any, max: Any) -> Traced:
@@ -161,7 +160,7 @@ def _to(input: Any, *args: Any, **named: Any) -> Traced:
         if type(argument).__name__ == "dtype":
             value = _cast(value, _dtype_name(argument))
         elif type(argument) is Traced:
-            value = _cast(value, "bool" if is_condition(argument.expr) else "int64")
+            value = _cast(value, "bool" if argument.decides() else argument.narrow or "int64")
     return value
 
 

@@ -20,8 +20,9 @@ from maskc.core.errors import NotEvaluated, ScoreNeedsLengths, ScoreNotTraceable
 from maskc.core.score import PlaceTable
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.evaluation import Evaluated
+from maskc.dsl.followed import narrow_of
 from maskc.dsl.score_values import Parameter, ScoreRegistry, Value, read_entry
-from maskc.dsl.tabled import ComputedTables, Places, torch_of
+from maskc.dsl.tabled import ComputedTables, Places, torch_of, widened
 from maskc.dsl.traced import Traced
 
 _AT_ONCE = 1 << 22
@@ -48,7 +49,8 @@ class ScoreTables(ComputedTables):
         self.computed.append(table)
         index: list[E.Expr] = [E.Sym(name) for name in places.symbols]
         integer = "bool" if sample.dtype is torch_of().bool else "int64"
-        return Value(read_entry(table, "float32" if table.real else integer, index))
+        kind = "float32" if table.real else integer
+        return Value(read_entry(table, kind, index), narrow_of(sample.dtype))
 
     def expr_of(self, value: Any) -> Any:
         """Return the formula of a traced value; None if it is not traced."""
@@ -118,9 +120,9 @@ class ScoreTables(ComputedTables):
             return array.places.run(env)
         tensor = array if hasattr(array, "detach") else torch_of().as_tensor(np.asarray(array))
         if not index:
-            return tensor.reshape(())
+            return widened(tensor.reshape(()))
         shared = zip(tensor.shape, index, strict=True)
-        return tensor[tuple(0 if size == 1 else part for size, part in shared)]
+        return widened(tensor[tuple(0 if size == 1 else part for size, part in shared)])
 
 
 _FOLLOWED = "write it so that it can be followed"

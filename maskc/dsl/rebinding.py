@@ -175,7 +175,8 @@ class Rebinder:
         namespace = {name: self.value(item) for name, item in methods.items()}
         made: Callable[[str, tuple[type, ...], dict[str, Any]], type] = type(kind)
         with suppress(TypeError):  # slots, or a class that nothing may derive from
-            copy.__class__ = made(kind.__name__, (kind,), {**namespace, "__module__": "maskc"})
+            its_class = made(kind.__name__, (kind,), {**namespace, "__module__": "maskc"})
+            object.__setattr__(copy, "__class__", its_class)  # also where instances are frozen
         return copy
 
 

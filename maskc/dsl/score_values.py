@@ -21,7 +21,19 @@ from maskc.core import score as S
 from maskc.core.errors import ScoreNotTraceable
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
-from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
+from maskc.dsl.followed import (
+    Followed,
+    TableRows,
+    among,
+    attribute,
+    canonical,
+    checked_narrow,
+    common_narrow,
+    during,
+    exceeds,
+    narrow_of,
+    operators,
+)
 from maskc.dsl.tabled import (
     Opaque,
     answered,
@@ -33,6 +45,7 @@ from maskc.dsl.tabled import (
 )
 from maskc.dsl.traced import Traced, masked
 
+_WIDE = "convert it with .long() or int64"
 _OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
 _TABLE = "index it with integer formulas of q, k, h and b, one for each dimension"
 _MOST_POWER = 8
@@ -46,6 +59,9 @@ def refuse(finding: str, hint: str = _OTHERS) -> NoReturn:
         ScoreNotTraceable: always (MC129).
     """
     raise ScoreNotTraceable(finding, hint, at=caller())
+
+
+_checked_narrow = partial(checked_narrow, refuse)
 
 
 # ------------------------------------------------------------------ what a trace collects
@@ -162,7 +178,7 @@ def whole(value: Any, what: str) -> Expr:
     if is_test(node):
         return _pick(test(value, what), E.const(1), E.ZERO)
     if not isinstance(node, Expr):
-        refuse(f"{what} needs integers, found a real number", "convert it with .long() or int64")
+        refuse(f"{what} needs integers, found a real number", _WIDE)
     return node
 
 
@@ -226,9 +242,10 @@ def choose(condition: Any, then: Any, other: Any) -> Value:
     """`then` where the condition holds, `other` elsewhere."""
     asked, one, two = test(condition, "where"), lift(then), lift(other)
     if isinstance(asked, E.Truth):
-        return Value(one if asked.value else two)
+        return _value(then if asked.value else other)
     if is_whole(one) and is_whole(two):
-        return Value(_pick(asked, whole(then, "where"), whole(other, "where")))
+        chosen = _pick(asked, whole(then, "where"), whole(other, "where"))
+        return Value(chosen, _checked_narrow("where", then, other))
     if is_test(one) and is_test(two):
         return (Value(asked) & Value(one)) | (~Value(asked) & Value(two))
     return _noted(S.Choice(asked, real(then), real(other)))
@@ -243,11 +260,13 @@ def _arithmetic(
     def forward(self: Any, other: Any) -> Value:
         one, two = lift(self), lift(other)
         if not isinstance(one, S.Real) and not isinstance(two, S.Real):  # conditions are 0 or 1
-            return Value(build(whole(self, function), whole(other, function)))
+            result = Value(build(whole(self, function), whole(other, function)))
+            _checked_narrow(function, self, other, grows=True)
+            return result
         return apply(function, self, other)
 
     def backward(self: Any, other: Any) -> Value:
-        return forward(Value(lift(other)), self)
+        return forward(_value(other), self)
 
     return forward, backward
 
@@ -266,8 +285,8 @@ def _compare(
     def compare(self: Any, other: Any) -> Value:
         one, two = lift(self), lift(other)
         if is_whole(one) and is_whole(two):
-            made = build(whole(self, "a comparison"), whole(other, "a comparison"))
-            return Value(made)
+            _checked_narrow("a comparison", self, other)
+            return Value(build(whole(self, "a comparison"), whole(other, "a comparison")))
         return Value(of_reals(real(self), real(other)))
 
     return compare
@@ -281,7 +300,8 @@ def _joined(
     def join(self: Any, other: Any) -> Value:
         one, two = lift(self), lift(other)
         if is_whole(one) and is_whole(two):
-            return Value(of_bits(whole(self, word), whole(other, word)))
+            bits = of_bits(whole(self, word), whole(other, word))
+            return Value(bits, _checked_narrow(word, self, other))
         return Value(S.joined(word, test(self, word), test(other, word)))
 
     return join, join
@@ -330,6 +350,8 @@ def _power(base: Any, exponent: Any) -> Value:
         return root if number > 0 else apply("div", 1.0, root)
     if number != int(number) or abs(number) > _MOST_POWER:
         refuse(f"it raises to the power {number:g}", "write exp(y * log(x))")
+    if number > 1:
+        _checked_narrow("**", base, exponent, grows=True)
     power = Value(E.const(1))
     for _ in range(abs(int(number))):
         power = power * base if isinstance(base, Value) else Value(lift(base)) * power
@@ -355,14 +377,21 @@ _SUMMED = "it sums over a row of a table", "put what is multiplied into q and k,
 class Value(Followed):
     """A real number, an integer or a condition as a formula; see the module's header."""
 
-    __slots__ = ("node",)
+    __slots__ = ("narrow", "node")
     of_score = True
     """Marker by which integers of masks recognise values of a score formula."""
     _called = staticmethod(call)
     _refused = staticmethod(refuse)
 
-    def __init__(self, node: Term) -> None:
-        self.node = node
+    def __init__(self, node: Term, narrow: str = "") -> None:
+        """Args:
+        node: its formula.
+        narrow: the dtype of the array that it was read from, if that wraps around early."""
+        self.node, self.narrow = node, narrow
+
+    def decides(self) -> bool:
+        """Whether the value is a condition."""
+        return is_test(self.node)
 
     __add__, __radd__ = _arithmetic("add", E.add)
     __sub__, __rsub__ = _arithmetic("sub", E.sub)
@@ -379,7 +408,8 @@ class Value(Followed):
     def __xor__(self, other: Any) -> Value:
         two = lift(other)
         if is_whole(self.node) and is_whole(two):
-            return Value(_differing(whole(self, "^"), whole(other, "^")))
+            bits = _differing(whole(self, "^"), whole(other, "^"))
+            return Value(bits, _checked_narrow("^", self, other))
         either: Value = (self & ~Value(two)) | (~self & other)
         return either
 
@@ -387,14 +417,17 @@ class Value(Followed):
 
     def __invert__(self) -> Value:
         if is_whole(self.node):
+            _checked_narrow("~", self, grows=True)
             return Value(E.sub(E.const(-1), whole(self, "~")))
         return Value(S.negated(test(self, "~")))
 
     def __lshift__(self, bits: Any) -> Value:
+        _checked_narrow("<<", self, bits, grows=True)
         return Value(E.scale(1 << _literal(bits, "<<"), whole(self, "<<")))
 
     def __rshift__(self, bits: Any) -> Value:
-        return Value(E.floordiv(whole(self, ">>"), 1 << _literal(bits, ">>")))
+        shifted = E.floordiv(whole(self, ">>"), 1 << _literal(bits, ">>"))
+        return Value(shifted, _checked_narrow(">>", self, bits))
 
     def __truediv__(self, other: Any) -> Value:
         return apply("div", self, other)
@@ -404,20 +437,21 @@ class Value(Followed):
 
     def __floordiv__(self, other: Any) -> Value:
         if is_whole(self.node) and is_whole(lift(other)):
-            return Value(E.floordiv(whole(self, "//"), _divisor(other, "//")))
+            quotient = E.floordiv(whole(self, "//"), _divisor(other, "//"))
+            return Value(quotient, _checked_narrow("//", self, other))
         return apply("floor", apply("div", self, other))
 
     def __rfloordiv__(self, other: Any) -> Value:
-        return Value(lift(other)) // self
+        return _value(other) // self
 
     def __mod__(self, other: Any) -> Value:
         if is_whole(self.node) and is_whole(lift(other)):
-            return Value(E.mod(whole(self, "%"), _divisor(other, "%")))
-        rest: Value = self - Value(lift(other)) * (self // other)
-        return rest
+            rest = E.mod(whole(self, "%"), _divisor(other, "%"))
+            return Value(rest, _checked_narrow("%", self, other))
+        return self - _value(other) * (self // other)  # type: ignore[no-any-return]
 
     def __rmod__(self, other: Any) -> Value:
-        return Value(lift(other)) % self
+        return _value(other) % self
 
     def __pow__(self, other: Any) -> Value:
         return _power(self, other)
@@ -427,6 +461,7 @@ class Value(Followed):
 
     def __neg__(self) -> Value:
         if is_whole(self.node):
+            _checked_narrow("-", self, grows=True)
             return Value(E.scale(-1, whole(self, "-")))
         return apply("neg", self)
 
@@ -435,6 +470,7 @@ class Value(Followed):
 
     def __abs__(self) -> Value:
         if is_whole(self.node):
+            _checked_narrow("abs", self, grows=True)
             return Value(E.absolute(whole(self, "abs")))
         return apply("abs", self)
 
@@ -458,7 +494,7 @@ class Value(Followed):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        kinds = ((is_test, "bool"), (is_whole, "int64"))
+        kinds = ((is_test, "bool"), (is_whole, self.narrow or "int64"))
         dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
         if (member := attribute(name, dtype)) is not None:
             return member
@@ -543,7 +579,7 @@ class ScoreRows(TableRows):
         known = [part for part in index if part is not None]
         if len(known) < len(index):
             return ScoreRows(self._array, tuple(index))
-        return Value(read_array(self._array, known))
+        return Value(read_array(self._array, known), narrow_of(self._array.dtype))
 
 
 def _of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -657,7 +693,7 @@ def is_traced(value: Any) -> bool:
 
 
 def _value(x: Any) -> Value:
-    return Value(lift(x))
+    return Value(lift(x), common_narrow(x))
 
 
 def _real(function: str) -> Callable[..., Any]:
@@ -674,11 +710,12 @@ def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
         if not any(map(is_traced, items)):
             return {"min": min, "max": max}[name](items)
         if all(is_whole(lift(item)) for item in items):
-            return Value(build(*(whole(item, name) for item in items)))
-        extreme = _value(items[0])
+            extreme = build(*(whole(item, name) for item in items))
+            return Value(extreme, _checked_narrow(name, *items))
+        greatest = _value(items[0])
         for item in items[1:]:
-            extreme = apply(name, extreme, item)
-        return extreme
+            greatest = apply(name, greatest, item)
+        return greatest
 
     function.__doc__ = f"Return the {name}imum of some values, or of one list of values."
     return function
@@ -699,7 +736,7 @@ def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return _value(input) // other
     if rounding_mode is not None:
-        return Value(S.Trunc(real(_value(input) / other)))
+        return Value(S.Trunc(real(_value(input) / other)), common_narrow(input, other))
     return _value(input) / other
 
 
@@ -709,9 +746,15 @@ def _cast(value: Any, dtype: Any) -> Value:
     if name == "bool":
         return made if is_test(made.node) else made != 0
     if name.startswith(("int", "long", "short", "uint")):
+        narrow = narrow_of({"short": "int16"}.get(name, name))
         if isinstance(made.node, S.Real):
+            if narrow:
+                refuse(f"a real number is converted to {name}", _WIDE)
             return Value(S.Trunc(made.node))
-        return Value(whole(made, "a conversion"))
+        number = whole(made, "a conversion")
+        if made.narrow != narrow and exceeds(narrow, *S.of_whole(number)):
+            refuse(f"a value that need not fit {name} is converted to it", _WIDE)
+        return Value(number, narrow)
     if name in ("float32", "float", "float64", "double"):
         return Value(real(made))
     refuse(f"it rounds to {name}", "formulas are computed in float32")
@@ -723,7 +766,8 @@ def _to(input: Any, *args: Any, **named: Any) -> Value:
         if type(argument).__name__ == "dtype" or argument in (int, float, bool):
             made = _cast(made, argument)
         elif type(argument) is Value:
-            made = _cast(made, "int64" if is_whole(argument.node) else "float32")
+            kind = argument.narrow or "int64" if is_whole(argument.node) else "float32"
+            made = _cast(made, kind)
     return made
 
 
@@ -732,12 +776,17 @@ def _caster(name: str) -> Callable[..., Any]:
 
 
 def _filled(amount: float) -> Callable[..., Any]:
-    return lambda x, *_, dtype=None, **__: _value(amount) if dtype is None else _cast(amount, dtype)
+    def function(x: Any, *_: Any, dtype: Any = None, **__: Any) -> Value:
+        return Value(lift(amount), common_narrow(x)) if dtype is None else _cast(amount, dtype)
+
+    return function
 
 
 def _filled_with(input: Any, *sizes: Any, dtype: Any = None, **named: Any) -> Value:
     amount = named.get("fill_value", sizes[-1] if sizes else None)
-    return _value(amount)
+    if dtype is not None:
+        return _cast(amount, dtype)
+    return Value(lift(amount), common_narrow(input if type(amount) is int else amount))
 
 
 def _masked_fill(input: Any, mask: Any, value: Any) -> Value:

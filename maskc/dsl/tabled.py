@@ -21,7 +21,7 @@ from maskc.core import expr as E
 from maskc.core.errors import MaskcError, NotTraceable, ScoreNotTraceable
 from maskc.core.evaluator import Evaluator
 from maskc.core.source import caller
-from maskc.dsl.followed import Followed, TableRows, attribute, during
+from maskc.dsl.followed import Followed, TableRows, attribute, during, narrow_of
 
 Run = Callable[[Any], Any]
 """Computes a tensor from a dictionary of 0-dimensional tensors, one for each symbol. The dictionary
@@ -203,7 +203,10 @@ def _run_of(value: Any, tables: ComputedTables, symbols: set[str], tensors: list
     if expr is not None:
         symbols |= tables.check(expr)
         tensors += filter(_is_tensor, tables.read_by(expr))
-        return lambda env: tables.value(expr, env)
+        if (narrow := getattr(value, "narrow", "")) == "":
+            return lambda env: tables.value(expr, env)
+        dtype = getattr(torch_of(), narrow)
+        return lambda env: torch_of().as_tensor(tables.value(expr, env)).to(dtype)
     if kind is Opaque:
         symbols.update(value._places.symbols)
         tensors += value._places.tensors
@@ -227,6 +230,11 @@ def _run_of(value: Any, tables: ComputedTables, symbols: set[str], tensors: list
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "detach")
+
+
+def widened(tensor: Any) -> Any:
+    """A tensor in 64 bits if arithmetic in its dtype wraps around early: formulas do not."""
+    return tensor.long() if narrow_of(tensor.dtype) else tensor
 
 
 def as_tensor(array: Any) -> Any:

@@ -21,7 +21,7 @@ from maskc.core.errors import BatchUsed, NeedsLengths, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.evaluation import Evaluated
-from maskc.dsl.followed import TableRows, among, during
+from maskc.dsl.followed import TableRows, among, during, narrow_of
 from maskc.dsl.tabled import (
     ComputedTables,
     Places,
@@ -30,8 +30,9 @@ from maskc.dsl.tabled import (
     tabling_now,
     torch_method,
     torch_of,
+    widened,
 )
-from maskc.dsl.traced import Traced, narrow_of, settled
+from maskc.dsl.traced import Traced, settled
 
 BATCH = E.Sym("b")
 
@@ -280,7 +281,7 @@ class IndexTables(ComputedTables):
         tensor, rank = self._array_of(array) or (None, 0)
         if tensor is None or tensor.ndim != rank:
             _refuse("it reads an array by sequence or head")
-        return as_tensor(tensor)[index]
+        return widened(as_tensor(tensor)[index])
 
 
 class OfIndex(Evaluated):

@@ -23,7 +23,7 @@ from maskc.core.errors import (
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
-from maskc.dsl.followed import Followed, attribute, during
+from maskc.dsl.followed import Followed, attribute, checked_narrow, during
 from maskc.dsl.tabled import operators_by_name, or_tabled, tabling_now, torch_method
 
 
@@ -148,41 +148,7 @@ def as_condition(expr: Expr) -> Expr:
 _Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
-_NARROW = {
-    "int8": range(-(1 << 7), 1 << 7), "uint8": range(1 << 8),
-    "int16": range(-(1 << 15), 1 << 15), "uint16": range(1 << 16),
-}  # fmt: skip
-"""Values of the types in which torch, NumPy and JAX wrap around, and formulas do not. 32 bits count
-as 64: ids and positions are far from their ends."""
-
-
-def narrow_of(dtype: object) -> str:
-    """The name of a dtype if its arithmetic wraps around early, else nothing."""
-    name = str(dtype).rpartition(".")[2]
-    return name if name in _NARROW else ""
-
-
-def common_narrow(*values: Any) -> str:
-    """The narrow dtype in which a library computes with these values; nothing if it computes in a
-    wider one. Python's numbers and conditions take the dtype of the other values."""
-    names = [
-        x.narrow if type(x) is Traced else narrow_of(getattr(x, "dtype", ""))
-        for x in values
-        if type(x) not in (int, bool) and not (type(x) is Traced and is_condition(x.expr))
-    ]
-    return max(names) if names and all(names) else ""
-
-
-def _fitting(symbol: str, *values: object, grows: bool = True) -> None:
-    """Refuse arithmetic that may wrap around where the user's library computes it.
-
-    Args:
-        grows: whether the result may be larger than both operands; else only plain integers that
-            the narrow dtype lacks are refused.
-    """
-    narrow = common_narrow(*values)
-    if narrow and (grows or any(type(x) is int and x not in _NARROW[narrow] for x in values)):
-        _refuse(f"{symbol} of {narrow} values may wrap around: call .long() on the array first")
+_checked_narrow = partial(checked_narrow, _refuse)
 
 
 def _arithmetic(
@@ -193,12 +159,12 @@ def _arithmetic(
         if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
         result = Traced(build(lifted(self, symbol), lifted(other, symbol)))
-        _fitting(symbol, self, other, grows=grows)
+        _checked_narrow(symbol, self, other, grows=grows)
         return result
 
     def backward(self: Traced, other: object) -> Traced:
         result = Traced(build(lifted(other, symbol), lifted(self, symbol)))
-        _fitting(symbol, self, other)
+        _checked_narrow(symbol, self, other, grows=True)
         return result
 
     return forward, backward
@@ -217,7 +183,7 @@ def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], 
         left, right = lift(self), lift(other)
         for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
             if bits is not None and not is_condition(value):
-                return Traced(of_bits(value, bits), common_narrow(self, other))
+                return Traced(of_bits(value, bits), _checked_narrow(symbol, self, other))
         return Traced(of_conditions(*_conditions(symbol, self, other)))
 
     return combine
@@ -268,7 +234,7 @@ def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
         left, right = self.expr, lift(other)
         if is_condition(left) and is_condition(right):
             return Traced(of_conditions(left, right))
-        _fitting("a comparison", self, other, grows=False)
+        _checked_narrow("a comparison", self, other)
         return Traced(settled(of_integers(as_integer(left), as_integer(right))))
 
     return combine
@@ -311,6 +277,10 @@ class Traced(Followed):
             raise IntegerTooWide("a formula", reach, at=caller())
         self.expr, self.narrow = expr, narrow
 
+    def decides(self) -> bool:
+        """Whether the value is a condition."""
+        return is_condition(self.expr)
+
     # ------------------------------------------------------------ arithmetic
 
     __add__, __radd__ = _arithmetic("+", E.add)
@@ -327,12 +297,12 @@ class Traced(Followed):
     __xor__ = __rxor__ = _bitwise("^", E.xor, differing)
 
     def __floordiv__(self, other: object) -> Traced:
-        divisor = self._divisor(other, "//")
-        return Traced(E.floordiv(lift_int(self, "//"), divisor), common_narrow(self, other))
+        quotient = E.floordiv(lift_int(self, "//"), self._divisor(other, "//"))
+        return Traced(quotient, _checked_narrow("//", self, other))
 
     def __mod__(self, other: object) -> Traced:
-        divisor = self._divisor(other, "%")
-        return Traced(E.mod(lift_int(self, "%"), divisor), common_narrow(self, other))
+        rest = E.mod(lift_int(self, "%"), self._divisor(other, "%"))
+        return Traced(rest, _checked_narrow("%", self, other))
 
     @staticmethod
     def _divisor(value: object, symbol: str) -> int:
@@ -362,19 +332,19 @@ class Traced(Followed):
         return self // (1 << _literal(bits, ">>"))
 
     def __neg__(self) -> Traced:
-        _fitting("-", self)
+        _checked_narrow("-", self, grows=True)
         return Traced(E.scale(-1, lift_int(self, "-")))
 
     def __pos__(self) -> Traced:
         return self
 
     def __abs__(self) -> Traced:
-        _fitting("abs", self)
+        _checked_narrow("abs", self, grows=True)
         return Traced(E.absolute(lift_int(self, "abs")))
 
     def __invert__(self) -> Traced:
         if not is_condition(self.expr):
-            _fitting("~", self)
+            _checked_narrow("~", self, grows=True)
             return Traced(E.sub(E.const(-1), self.expr))
         return Traced(E.negate(self.expr))
 
@@ -426,7 +396,8 @@ class Traced(Followed):
             raise AttributeError(name)
         from maskc.dsl.functions import method
 
-        if (member := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
+        dtype = "bool" if self.decides() else self.narrow or "int64"
+        if (member := attribute(name, dtype)) is not None:
             return member
         if (function := method(name)) is not None:
             return partial(or_tabled(function, torch_method(name)), self)
@@ -473,4 +444,5 @@ def _extreme(
     items = tuple(args[0]) if len(args) == 1 else args
     if not any(isinstance(item, Traced) for item in items):
         return plain(items)
-    return Traced(build(*(lift_int(item, plain.__name__) for item in items)))
+    extreme = build(*(lift_int(item, plain.__name__) for item in items))
+    return Traced(extreme, _checked_narrow(plain.__name__, *items))

@@ -26,7 +26,9 @@ from maskc.dsl.tabled import Opaque
 from maskc.dsl.tables import IndexedRows
 from maskc.dsl.traced import Running, Traced, tracing
 
-_LIBRARIES = frozenset({"maskc", "torch", "numpy", "cupy", *sys.stdlib_module_names}) - {"__main__"}
+_LIBRARIES = frozenset({
+    "maskc", "torch", "numpy", "cupy", "jax", "jaxlib", *sys.stdlib_module_names,
+}) - {"__main__"}  # fmt: skip
 _DECIDES = (builtins.id, operator.is_, operator.is_not)
 
 

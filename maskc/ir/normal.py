@@ -10,6 +10,7 @@
 | `k < q | k == q`, `k <= q & k != q`    | `k <= q`, `k < q`          |
 | `k < 64 & k % 64 <= q`                 | `k < 64 & k <= q`          |
 | `q % 4 == k % 4 & q // 4 >= k // 4`    | `q % 4 == k % 4 & q >= k`  |
+| `q == k | q == k + 4 | q == k + 8`     | `(q - k) % 4 == 0`, bounds |
 
 Every rule is an equality of integers; the last two hold where other conditions do.
 What forms and kernels look for then does not depend on how a mask was written.
@@ -28,7 +29,26 @@ from maskc.core.expr import Expr
 
 def normal(keep: Expr) -> Expr:
     """The formula with each comparison in its normal spelling."""
+    return E.transform(_normal(keep), _dilated)
+
+
+def _normal(keep: Expr) -> Expr:
+    """The formula before `_dilated`, after which conditions on one number no longer merge."""
     return E.transform(keep, _rewritten)
+
+
+def _dilated(node: Expr) -> Expr | None:
+    """Write distances with equal steps as a dilated window, which has programs for its residues."""
+    if not isinstance(node, E.Member) or not E.symbols(node.value) >= {"q", "k"}:
+        return None
+    ids = [low for low, high in node.ranges if low == high]
+    steps = {after - before for before, after in pairwise(ids)}
+    if len(ids) < len(node.ranges) or len(steps) != 1:
+        return None
+    first, last, (step,) = ids[0], ids[-1], steps
+    residue = E.mod(E.sub(node.value, E.const(first)), step)
+    window = E.conj(_within(node.value, ((first, last),)), E.equals_zero(residue))
+    return _normal(window if node.inside else E.negate(window))
 
 
 def _rewritten(node: Expr) -> Expr | None:
@@ -37,22 +57,22 @@ def _rewritten(node: Expr) -> Expr | None:
             settled = _bounded(terms)
             bounded = E.conj(*(_outside_reads(term, settled) for term in terms))
             if bounded != node:
-                return normal(bounded)
-            spelled = E.conj(*map(normal, terms))
+                return _normal(bounded)
+            spelled = E.conj(*map(_normal, terms))
             divided = _in_one_class(spelled)
-            return normal(divided) if divided != spelled else _on_lines(_by_blocks(spelled))
+            return _normal(divided) if divided != spelled else _on_lines(_by_blocks(spelled))
         case E.Any(terms):
-            return _on_lines(_by_blocks(E.disj(*map(normal, terms))))
+            return _on_lines(_by_blocks(E.disj(*map(_normal, terms))))
         case E.FloorDiv(num, den):
-            return _rising(normal(num), den)
+            return _rising(_normal(num), den)
         case E.Sum(constant, terms):
-            return _residues(E.linear(constant, ((c, normal(term)) for c, term in terms)))
+            return _residues(E.linear(constant, ((c, _normal(term)) for c, term in terms)))
         case E.Cmp(">=", lhs):
-            return E.conj(*map(_in_blocks, _sides(normal(lhs))))
+            return E.conj(*map(_in_blocks, _sides(_normal(lhs))))
         case E.Cmp("==", lhs):
-            return _equal(_one_residue(normal(lhs)))
+            return _equal(_one_residue(_normal(lhs)))
         case E.Cmp(_, lhs):
-            return E.negate(_equal(_one_residue(normal(lhs))))
+            return E.negate(_equal(_one_residue(_normal(lhs))))
     return None
 
 

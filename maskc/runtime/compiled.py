@@ -29,6 +29,7 @@ from maskc.core.errors import (
 from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.recorders import refuse_proxy
 from maskc.core.score import Inputs
 from maskc.core.sizes import Sizes
 from maskc.core.target import SPARE, Target
@@ -478,6 +479,7 @@ class CompiledMask:
             The results of `__call__`.
         """
         q, k, v, options, data = call[:5]
+        refuse_proxy(q)
         if self._of_dtypes is not None and not is_compiling(q):
             attn = self.serving(q)
             if attn is not self:

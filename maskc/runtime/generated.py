@@ -20,6 +20,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.library import library_of
 from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
+from maskc.core.recorders import refuse_proxy
 from maskc.core.target import Target
 from maskc.layout import check_lengths
 from maskc.runtime.arrays.known import array_of
@@ -70,6 +71,7 @@ class GeneratedMask:
             needs_torch(q, k, v, asked.alibi_slopes, asked.sink_logits, data) or torch_answers(q)
         ):  # fmt: skip
             return through_torch(_placed, self, AttentionCall(q, k, v, asked, data), dtype.value)
+        refuse_proxy(q)
         return self.on(q).attend(AttentionCall(q, k, v, asked, data))
 
     def backward(

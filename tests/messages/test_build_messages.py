@@ -492,7 +492,8 @@ TEXTS = {
         lambda: DType.parse("float8"),
         "MC501 dtype  unknown dtype 'float8'; known: bfloat16, float16, float32, float8_e4m3fn\n"
         "    hint: pass one of these, as text or as a dtype of torch or NumPy; convert other "
-        "tensors first, for example with q.float(), as kernels compute in fp32",
+        "tensors first, for example with q.float() or q.astype('float32'), as kernels compute in "
+        "fp32",
     ),
     "MC502": (
         lambda: CompiledMask(bundle("band"), "sm_80"),

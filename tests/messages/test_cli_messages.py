@@ -139,7 +139,7 @@ MC502 target  unknown target 'sm_61'; known: cpu, sm_80, sm_90a, simt
     (("near.py", "--dtype", "int8"), 2, """\
 MC501 dtype  unknown dtype 'int8'; known: bfloat16, float16, float32, float8_e4m3fn
     hint: pass one of these, as text or as a dtype of torch or NumPy; convert other tensors first, \
-for example with q.float(), as kernels compute in fp32
+for example with q.float() or q.astype('float32'), as kernels compute in fp32
 """),
     (("--expr", "causal() and full()"), 2, """\
 MC115  cannot read the mask expression: `and` and `or` drop a mask; use & and |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
 from types import ModuleType
@@ -409,3 +410,20 @@ def test_a_profiler_goes_on_after_a_formula_was_traced():
     finally:
         profile.disable()
     assert any("equals" in str(entry.code) for entry in profile.getstats())
+
+
+def test_methods_of_frozen_objects_are_traced():
+    @dataclass(frozen=True)
+    class Packed:
+        width: int
+        ids: np.ndarray
+
+        def __call__(self, b, h, q, k):
+            return (abs(q - k) < self.width) & (self.ids[q] == self.ids[k])
+
+    packed, q = Packed(3, np.arange(12) // 5), np.arange(12)
+    ids = packed.ids
+    wanted = (abs(q[:, None] - q) < 3) & (ids[:, None] == ids)
+    for mod in (packed, packed.__call__, lambda b, h, q, k: packed(b, h, q, k)):
+        mask = mc.from_mask_mod(mod, exact=True)
+        assert np.array_equal(mask.dense(12), wanted)

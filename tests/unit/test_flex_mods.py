@@ -65,16 +65,16 @@ def compare(
 ) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     shapes = ((H, n_q), (heads_kv, N), (heads_kv, N))
-    found = [torch.randn(B, h, n, D, generator=generator, requires_grad=True) for h, n in shapes]
+    inputs = [torch.randn(B, h, n, D, generator=generator, requires_grad=True) for h, n in shapes]
     block_mask = None
     if mask_mod is not None:
         block_mask = flex.create_block_mask(mask_mod, B, H, n_q, N, device="cpu")
     out = mc.flex_attention(
-        *found, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads_kv < H
+        *inputs, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads_kv < H
     )
-    wanted = definition(*found, score_mod, mask_mod)
+    wanted = definition(*inputs, score_mod, mask_mod)
     dout = torch.randn(wanted.shape, generator=generator)
-    given = (*found, *learned)
+    given = (*inputs, *learned)
     for one, two in zip(
         (out, *torch.autograd.grad(out, given, dout)),
         (wanted, *torch.autograd.grad(wanted, given, dout.double())), strict=True,
@@ -308,6 +308,7 @@ def test_both_with_grouped_heads_and_fewer_queries(heads_kv: int) -> None:
 
 STEPS = torch.tensor([1, 2, 4, 8, 16])
 CURVE = random(N, N, learned=True)
+BYTES = integers(256, N).to(torch.uint8)
 EVALUATED_SCORES: dict[str, Callable[..., Any]] = {
     "buckets of distances": lambda s, b, h, q, k: (
         s + BY_HEAD[h] * BY_KEY[torch.bucketize((q - k).abs(), STEPS)]
@@ -323,10 +324,22 @@ EVALUATED_SCORES: dict[str, Callable[..., Any]] = {
         torch.bucketize(q + k, STEPS) % 2 == 0, s, s * 2
     ),
     "beside what is learned": lambda s, b, h, q, k: s + CURVE[q, k] + torch.atan((q - k) * 1.0),
+    "bytes that wrap": lambda s, b, h, q, k: (
+        s + 0.01 * (BYTES[q] - BYTES[k]) + 0.01 * (torch.where(q > k, BYTES[q], BYTES[k]) - 3)
+    ),
+    "bytes that keep their dtype": lambda s, b, h, q, k: (
+        s
+        + 0.01 * (torch.maximum(BYTES[q] % 7, BYTES[k] // 2) - BYTES[k])
+        + torch.bucketize(BYTES[q].long() * 2 + BYTES[k], STEPS * 20)
+    ),
+    "conditions of bytes": lambda s, b, h, q, k: torch.where(BYTES[q] - BYTES[k] < 100, s, s * 2),
 }
 OF_ONE_INDEX: dict[str, Callable[..., Any]] = {
     "a reduction of a row": lambda s, b, h, q, k: s + BIAS[0, 0, q].sum(),
     "steps of queries": lambda s, b, h, q, k: s * torch.round(BY_QUERY[q]),
+    "squares and casts of bytes": lambda s, b, h, q, k: (
+        s + 0.001 * BYTES[q] ** 2 + 0.01 * (BYTES[k] < 300) * (q * 100).to(torch.uint8)
+    ),
     "a head's angle": lambda s, b, h, q, k: s + torch.atan(1.0 * h),
 }
 

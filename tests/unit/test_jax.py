@@ -122,6 +122,8 @@ def test_layout_with_heads_first(spelling):
     q, k, v, _ = oracle.inputs()
     turned = [x.swapaxes(1, 2) for x in (q, k, v)]
     out = attention(*turned, MASK, layout=spelling).swapaxes(1, 2)
+    with pytest.warns(mc.LayoutWarning, match="layout='bhnd'"):
+        attention(*turned, MASK)
     np.testing.assert_array_equal(out, attention(q, k, v, MASK))
     np.testing.assert_array_equal(out, attention(q, k, v, MASK, layout="bshd"))
 
@@ -562,6 +564,10 @@ def test_mistakes_are_named():
         attention(q, k, v, MASK, dropout_p=0.1)
     with pytest.raises(NotTraced):
         jax.jit(lambda scale: attention(q, k, v, MASK, scale=scale))(0.1)
+    with pytest.raises(mc.MaskcError, match=r"mc\.param\('w', 64\)"):
+        jax.jit(lambda w: attention(q, k, v, mc.window(w)))(3)
+    with pytest.raises(mc.MaskcError, match=r"jax\.numpy has some that do not"):
+        mc.score(lambda s: jax.nn.relu(s))
     with pytest.raises(NotTraced):
         attention(q, k, v, mc.documents("doc"), doc="all")
     with pytest.raises(mc.MaskcError, match="doc"):
@@ -582,6 +588,8 @@ def test_mistakes_are_named():
         ({"mask": None}, NotAMask, r"mc\.full"),
         ({"layout": "sbhd"}, BadOption, r"integrations\.jax\.attention"),
         ({"scale": "wide"}, BadOption, "a number"),
+        (dict.fromkeys("qkv", jnp.ones((2, 20, 4, 64), int)), mc.MaskcError, "astype"),
+        ({"q": jnp.ones((20, 4, 64))}, WrongRank, r"x\[None\]"),
         ({"k": jnp.ones((2, 20, 2, 32))}, BadShape, r"\(2, 20, 2, 64\) .*\n.*\[B, N, Hq, D\]"),
         ({"v": jnp.ones((2, 9, 2, 64))}, BadShape, r"v has shape \(2, 9, 2, 64\)"),
         ({"q": jnp.ones((2, 20, 3, 64))}, HeadsDoNotDivide, "[B, N, Hq, D]"),
@@ -773,7 +781,7 @@ def test_layers_of_flax(library):
         found, wanted = nnx.jit(lambda m, x: m(x))(layer, x), plain(x, mask=keep)
         refused = partial(layer, x, mask=keep)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(BadOption, match="mask"):
+    with pytest.raises(BadOption, match=r"mask.*\n.*mc\.flags"):
         refused()
 
 

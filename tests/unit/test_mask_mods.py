@@ -316,9 +316,11 @@ def test_bits_and_lists(mod: Mod) -> None:
 
 # ------------------------------------------------------------------ tables of one index
 
+BYTES = torch.tensor([3, 250, 7, 120, 44, 200, 0, 99, 255, 61, 130, 18], dtype=torch.uint8)
 TABLED: dict[str, Mod] = {
     "bits": lambda b, h, q, k: ((q ^ (q >> 1)) & 3) == ((k | (k << 2)) & 3),
     "products": lambda b, h, q, k: q * q % 7 <= k * k % 5,
+    "wide_bytes": lambda b, h, q, k: torch.sqrt((BYTES[q].long() * 2).float()).long() > k,
     "rounded roots": lambda b, h, q, k: (q.float() * 3).sqrt().floor().long() >= k // 2,
     "division": lambda b, h, q, k: torch.ceil(q / 3).int() == torch.ceil(k / 3).int(),
     "sum of a row": lambda b, h, q, k: BIAS[0, 0, q].sum() % 12 > k,
@@ -379,7 +381,6 @@ def _writes_in_place(b, h, q, k):
     return (root + moved).long() > k
 
 
-BYTES = torch.tensor([3, 250, 7, 120, 44, 200, 0, 99, 255, 61, 130, 18], dtype=torch.uint8)
 EVALUATED: dict[str, Mod] = {
     "in place": _writes_in_place,
     "bits": lambda b, h, q, k: ((q ^ k) & (q | k)) % 3 == 0,
@@ -403,6 +404,7 @@ EVALUATED: dict[str, Mod] = {
     "wraps_chosen": lambda b, h, q, k: torch.where(q > 4, BYTES[q], BYTES[k]) - BYTES[k] < 3,
     "wraps_product": lambda b, h, q, k: BYTES[q] * (q > 2) - BYTES[k] < 100,
     "wraps_literal": lambda b, h, q, k: (BYTES[q] == 300) | (BYTES[k] < BYTES[q]),
+    "wraps_cast": lambda b, h, q, k: (q % 3).to(BYTES[k].dtype) - BYTES[k] < 9,
 }
 
 

@@ -257,7 +257,11 @@ def test_mistakes_of_layers():
     for given, options, why in (
         ((q, k, v, other.plan(table, 1, lengths)), {}, "MC464.*plan must be what plan.. of Paged"),
         ((q, plan, k, v), {}, "MC464.*plan must be .*, found Tensor"),
-        ((q.numpy(), k, v, plan), {}, "MC464.*q must be a torch tensor, as the page table"),
+        (
+            (q.numpy(), k, v, plan),
+            {},
+            "MC464.*q must be a torch tensor, as the page table.*\n.*as_tensor",
+        ),
         ((q, k.numpy(), v, plan), {}, "MC464.*k_pool must be a torch tensor"),
         ((q.double(), k.double(), v.double(), plan), {}, "MC464.*q must be of dtype float32, bf"),
         ((q, k.swapaxes(1, 2), v.swapaxes(1, 2), plan), {}, r"MC464.*head_dim\] for NHD"),

@@ -160,6 +160,15 @@ PAIRS = {
         mc.offsets([0, 25, 58], align="start"),
         mc.where(lambda q, k: (q - k == 25) | (k == q) | (k + 58 == q)),
     ),
+    "slashes with equal steps": (mc.offsets([0, 64, 128]), mc.dilated(2, stride=64)),
+    "two slashes": (CAUSAL & mc.offsets([-9, 0, 9], align="start"),
+                    mc.where(lambda q, k: (q == k) | (q - k == 9))),
+    "slashes ahead": (
+        mc.offsets([-300, -200]), mc.dilated(0, 3, stride=100) - mc.offsets([0, -100]),
+    ),
+    "slashes in two": (
+        mc.dilated(2, 1, stride=7), mc.offsets([0, 14]) | mc.offsets([-7]) | mc.offsets([7]),
+    ),
     "axial": (
         mc.where(lambda q, k: (q // 64 == k // 64) | (q % 64 == k % 64)),
         mc.where(lambda q, k: ~((q // 64 != k // 64) & ((q - k) % 64 != 0))),

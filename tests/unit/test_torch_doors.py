@@ -328,10 +328,31 @@ def test_transforms_are_refused(door, way: str):
         torch.func.grad(lambda q: call(q, k, v).sum())(q)
     with pytest.raises(BadOption, match=r"torch\.func"):
         torch.func.jvp(lambda q: call(q, k, v), (q,), (q,))
+    with pytest.raises(BadOption, match=r"(?s)symbolic_trace.*torch\.export"):
+        torch.fx.symbolic_trace(lambda q, k, v: call(q, k, v))
     with torch.autograd.forward_ad.dual_level():
         assert torch.equal(call(q, k, v), mc.attention(q, k, v, MASKS["causal"]))
         with pytest.raises(BadOption, match="forward-mode"):
             call(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("door", [
+    mc.attention, mc.flex_attention, mc.scaled_dot_product_attention, mc.nn.Attention(mc.causal()),
+    mc.nn.SplashAttention(DIM),
+])  # fmt: skip
+def test_scripts_are_refused(door) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.door = door if isinstance(door, torch.nn.Module) else torch.nn.Identity()
+
+        def forward(self, q, k, v):
+            return door(q, k, v)
+
+    for scripted in (door, Layer()):
+        with pytest.raises(BadOption, match=r"(?s)jit\.script.*torch\.export"):
+            torch.jit.script(scripted)
 
 
 @pytest.mark.parametrize("way", DOORS)

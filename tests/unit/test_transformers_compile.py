@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,12 +66,18 @@ def test_lengths_share_one_graph(graphs: Any) -> None:
 
 
 def test_a_mask_of_ones_own() -> None:
+    """A mask of `set_mask` also reaches a model that was compiled with another one, or none."""
     ours, _ = models.decoder("mistral")
-    hf.set_mask(ours, {1: mc.window(3, 0)})
+    run = compiled(ours, "eager")
     ids, mask = models.tokens("left")
-    with torch.no_grad():
-        given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-        near(*(m(**given).logits[mask.bool()] for m in (compiled(ours, "eager"), ours)))
+    given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    results = []
+    for masks in ({1: None}, {1: mc.window(3, 0)}, {1: mc.window(1, 0)}, {1: None}):
+        hf.set_mask(ours, masks)
+        with torch.no_grad():
+            results.append(ours(**given).logits[mask.bool()])
+            near(run(**given).logits[mask.bool()], results[-1])
+    assert not any(torch.equal(one, other) for one, other in pairwise(results))
 
 
 def test_inductor() -> None:

@@ -152,11 +152,15 @@ def test_mistakes_with_masks_of_ones_own() -> None:
         hf.set_mask(model, {7: mc.causal()})
     hf.set_mask(model, mc.documents("doc"))
     ids, _ = models.tokens()
-    with pytest.raises(DataMissing):
+    with pytest.raises(DataMissing, match=r"set_mask.*doc\[q\] == doc\[k\]"):
         model(ids)
     hf.set_mask(model, mc.sinks(2) | mc.window(3))
     with pytest.raises(ModelMask, match="sliding cache"):
         model.generate(ids, max_new_tokens=3, do_sample=False)
+    model.set_attn_implementation("sdpa")
+    with pytest.warns(hf.IgnoredMaskWarning, match="'sdpa', which ignores"):
+        hf.set_mask(model, mc.window(3))
+    hf.set_mask(model, {0: None, 1: None})
 
 
 # ---------------------------------------------------------------- beside the usual

@@ -15,7 +15,7 @@ class UnknownDType(MaskcError):
     message = "unknown dtype {0!r}; known: {1}"
     hint = (
         "pass one of these, as text or as a dtype of torch or NumPy; convert other tensors first, "
-        "for example with q.float(), as kernels compute in fp32"
+        "for example with q.float() or q.astype('float32'), as kernels compute in fp32"
     )
 
 

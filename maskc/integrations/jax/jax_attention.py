@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from numbers import Real
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maskc.conventions import LayoutWarning
 from maskc.core.dropout import PARTS, check_rate
 from maskc.core.errors import (
     BadShape,
@@ -23,7 +25,7 @@ from maskc.core.errors import (
     ScoreOption,
     WrongRank,
 )
-from maskc.core.source import caller
+from maskc.core.source import caller, outside
 from maskc.core.tensors import layout_among
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
@@ -43,7 +45,7 @@ _OLD_KEYS = ((2,), (4,))
 
 
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, layout: str = "bnhd",
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, layout: str | None = None,
     return_lse: bool = False, softcap: float | None = None, alibi_slopes: Any = None,
     sink_logits: Any = None, deterministic: bool = False, score: Score | Any = None,
     dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
@@ -62,7 +64,8 @@ def attention(
         v: values [B, Nkv, Hkv, Dv].
         mask: any mask.
         scale: factor of q . k; D^-1/2 when None.
-        layout: "bnhd", as in jax.nn.dot_product_attention, or "bhnd"; "s" may stand for "n".
+        layout: "bnhd", the default, as in jax.nn.dot_product_attention, or "bhnd"; "s" may stand
+            for "n".
         return_lse: also return the log-sum-exp of every row, which has gradients as well.
         softcap: scores become softcap * tanh(score / softcap) first.
         alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
@@ -88,13 +91,18 @@ def attention(
         MaskcError: as `maskc.attention`. Names and shapes of data are checked when XLA compiles the
             program. Inside jit on CPUs, values are checked when the program runs, and JAX raises
             jax.errors.JaxRuntimeError with the same text.
+
+    Warns:
+        LayoutWarning: there are more heads than tokens, and no layout is given.
     """
     check_mask(mask)
-    order = layout_among(layout, LAYOUTS)
+    order = layout_among(layout or "bnhd", LAYOUTS)
     if order is None:
         raise bad_option("layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    q, k, v = _arrays(q, k, v, order)
+    if layout is None:
+        _hint(q, k)
     layout = order
-    q, k, v = _arrays(q, k, v, layout)
     return_lse = _truth("return_lse", return_lse)
     scored, tables = _score(score, softcap, alibi_slopes, data, _sizes(q, k, layout))
     spec, arrays = taken_apart({**data, **tables})
@@ -152,6 +160,18 @@ def _arrays(q: Any, k: Any, v: Any, layout: str) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
+def _hint(q: Any, k: Any) -> None:
+    """Warn where arrays look like [B, H, N, D], and nothing says that they are not."""
+    tokens, heads = q.shape[1:3]
+    if heads == k.shape[2] > max(tokens, k.shape[1]) and min(tokens, k.shape[1]) > 1:
+        warnings.warn(
+            f"q has {heads} heads and {tokens} tokens: arrays [B, H, N, D] need layout='bhnd', and "
+            "layout='bnhd' says that these are [B, N, H, D]",
+            LayoutWarning,
+            stacklevel=outside(),
+        )
+
+
 def _check_shapes(q: Any, k: Any, v: Any, layout: str) -> None:
     """Check that q, k and v fit each other, in the caller's order of dimensions.
 
@@ -179,6 +199,8 @@ def _of_layout(error: MaskcError, layout: str) -> MaskcError:
     else:
         shapes = "q is [B, Hq, N, D], k [B, Hkv, Nkv, D] and v [B, Hkv, Nkv, Dv]"
     error.hint = f"{shapes}, Hq a multiple of Hkv; layout='{other}' has heads and tokens swapped"
+    if isinstance(error, WrongRank):
+        error.hint += "; x[None] adds a dimension"
     return error
 
 

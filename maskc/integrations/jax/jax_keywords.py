@@ -70,8 +70,9 @@ def unknown_here(error: DataUnknown) -> DataUnknown:
     return DataUnknown(name, of_mask, keyword_hint(name, of_mask), at=name)
 
 
-def bad_option(name: str, expected: str, finding: str) -> BadOption:
+_HELP = "see help(maskc.integrations.jax.attention)"
+
+
+def bad_option(name: str, expected: str, finding: str, hint: str = _HELP) -> BadOption:
     """The mistake of an option that has another value than it takes."""
-    error = BadOption(name, expected, finding, at=name)
-    error.hint = "see help(maskc.integrations.jax.attention)"
-    return error
+    return BadOption(name, expected, finding, hint, at=name)

@@ -21,6 +21,13 @@ _OF_THE_LAYER = {
 """Options that are no options of a layer's attention."""
 
 
+_PADDING = (
+    "call the layer without mask= and with decode=False; padding is data: attention_fn(mask & "
+    "mc.flags('keep'), keep=array)"
+)
+_BIAS = "attention_fn(mask, score=mc.scores.bias(), bias=array)"
+
+
 def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
     """Return a function for `attention_fn=` of MultiHeadAttention in flax.linen and flax.nnx.
 
@@ -49,13 +56,13 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
         deterministic: bool = False, dtype: Any = None, precision: Any = None, module: Any = None,
         is_causal: bool = False,
     ) -> Any:  # fmt: skip
-        for name, x, hint in (
-            ("mask", mask, "left out: attention_fn was given the mask"),
-            ("bias", bias, "left out: write it as score=mc.score(...)"),
-            ("sow_weights", module, "False: weights are never stored"),
+        for name, x, expected, hint in (
+            ("mask", mask, "left out: attention_fn was given the mask", _PADDING),
+            ("bias", bias, "left out: a layer adds none to scores", _BIAS),
+            ("sow_weights", module, "False: weights are never stored", "leave sow_weights out"),
         ):
             if x is not None:
-                raise bad_option(name, hint, f"type {type(x).__name__}")
+                raise bad_option(name, expected, f"type {type(x).__name__}", hint)
         query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
         call_mask = kept & mc.causal(align="start") if is_causal else kept
         drops = {}
@@ -63,7 +70,7 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
             drops = {"dropout_p": dropout_rate, "dropout_seed": dropout_rng}
         front = query.shape[:-3]
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-        out = attention(q, k, v, call_mask, **{**options, **drops})
+        out = attention(q, k, v, call_mask, layout="bnhd", **{**options, **drops})
         return out.reshape(*front, *out.shape[1:])
 
     kept = mask

@@ -7,13 +7,16 @@ something that maskc does not compute, the error names the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maskc.core.errors import BadOption
+from maskc.core.source import outside
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.integrations.transformers.attention import EXTRA
+from maskc.integrations.transformers.continuous import CONTINUOUS
 from maskc.integrations.transformers.continuous import continuous_batching as continuous_batching
 from maskc.integrations.transformers.model_checks import Check as Check
 from maskc.integrations.transformers.model_checks import Row as Row
@@ -23,6 +26,10 @@ from maskc.integrations.transformers.model_checks import mask_of as mask_of
 from maskc.integrations.transformers.registration import NAME as NAME
 from maskc.integrations.transformers.registration import OLDEST as OLDEST
 from maskc.integrations.transformers.registration import register as register
+
+
+class IgnoredMaskWarning(UserWarning):
+    """A model got a mask by `set_mask`, and its attention implementation does not read it."""
 
 
 def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
@@ -38,6 +45,9 @@ def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
     Raises:
         NotAMask: a value is not a mask (MC106).
         BadOption: there is no such layer (MC407).
+
+    Warns:
+        IgnoredMaskWarning: the model runs another implementation, which ignores the masks.
     """
     modules = attention_modules(model)
     if isinstance(masks, Mask):
@@ -55,3 +65,18 @@ def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
             module.__dict__.pop(EXTRA, None)
             if mask is not None:
                 module.__dict__[EXTRA] = mask
+    given = [layer for layer, mask in masks.items() if mask is not None]
+    _warn_of_others(module for layer in given for module in modules[layer])
+
+
+def _warn_of_others(modules: Iterable[Any]) -> None:
+    """Warn if modules run an implementation that ignores masks of `set_mask`."""
+    for module in modules:
+        name = getattr(module.config, "_attn_implementation", NAME)
+        if name not in (NAME, CONTINUOUS):
+            text = (
+                f"{type(module).__name__} runs attn_implementation={name!r}, which ignores masks "
+                "of set_mask: call model.set_attn_implementation('maskc')"
+            )
+            warnings.warn(text, IgnoredMaskWarning, stacklevel=outside())
+            return

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.api import attention
-from maskc.core.errors import ModelArgument, ModelMask, PackingLost
+from maskc.core.errors import DataMissing, ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
@@ -30,6 +30,10 @@ HARMLESS = frozenset({
 EXTRA = "maskc_extra_mask"
 """The attribute of an attention module with a mask of its own, see `set_mask`."""
 
+_CAPTURED = (
+    "models pass no data to masks of set_mask: let the mask capture the array, as in "
+    "mc.from_mask_mod(lambda b, h, q, k: {0}[q] == {0}[k])"
+)
 _EAGER = "load the model with attn_implementation='eager'"
 _ADVICE = {
     "output_attentions": _EAGER + " to look at attention weights",
@@ -121,7 +125,7 @@ def run(
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q
         mask, data = _segmented(module, mask, data, query, key, *lengths)
-    if (extra := module.__dict__.get(EXTRA)) is not None:
+    if (extra := getattr(module, EXTRA, None)) is not None:  # torch.compile guards it
         mask = _with_extra(module, mask, extra, attention_mask)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
@@ -133,10 +137,14 @@ def run(
         score, data = _BIASED, {**data, _BIAS: bias[..., : key.shape[2]]}
         if softcap is not None:  # a mask of numbers is added behind it
             score, data[_SOFTCAP], softcap = _CAPPED, _vector(softcap, key), None
-    out = (compute or attention)(
-        query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, score=score,
-        dropout_p=dropout, **data,
-    )  # fmt: skip
+    try:
+        out = (compute or attention)(
+            query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks,
+            score=score, dropout_p=dropout, **data,
+        )  # fmt: skip
+    except DataMissing as error:  # of the mask that set_mask gave
+        error.hint = _CAPTURED
+        raise
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -122,7 +122,8 @@ def _refuse_unknown(data: Iterable[str], known: list[str], options: Iterable[str
 def _parameter(name: str, value: object) -> int:
     number = _integer(value)
     if number is None:
-        raise DataType(name, type(value).__name__, "an integer", at=name)
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise DataType(name, kind, "an integer", at=name)
     if not 0 <= number <= LIMIT:
         hint = "parameters count tokens; None in the pattern means unbounded"
         raise DataRange(name, f"{number} is outside 0..{LIMIT}", hint, at=name)
