@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar, get_overloads
 
 import numpy as np
 
+from maskc.core.tensors import Order
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -99,6 +101,19 @@ class AttentionCall(NamedTuple):
     earlier: tuple[Any, Any] | None = None
     """Forward pass: (out, lse) of the same queries over other keys, which the results are joined
     with; gradients are not recorded."""
+    order: Order | None = None
+    """How the caller orders q, k, v, out and dout, and their gradients; None: as [B, H, N, D].
+    Log-sum-exps are [B, H, N]."""
+
+    def heads_first(self) -> AttentionCall:
+        """The call with views [B, H, N, D]."""
+        order = self.order
+        if order is None:
+            return self
+        q, k, v, out, dout = (
+            None if x is None else order.heads_first(x) for x in (*self[:3], self.out, self.dout)
+        )
+        return self._replace(q=q, k=k, v=v, out=out, dout=dout, order=None)
 
     def with_data(self, data: Mapping[str, Any]) -> AttentionCall:
         """The call with other data."""

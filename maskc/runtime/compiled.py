@@ -37,6 +37,7 @@ from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
     PlanOptions,
     alpha_less_1,
+    in_order,
     joining,
     numbers,
     over_pages,
@@ -549,6 +550,9 @@ class CompiledMask:
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with return_lse; lse is fp32 [B, Hq, Nq].
         """
+        order = call.order
+        if order is not None and not self._is_plain:  # they read lengths from the arrays
+            return order.with_out(self.run(call.heads_first()))
         if self._runner is not None:
             return self._runner.run(self, call)
         return self._launched(call)[0]
@@ -588,6 +592,8 @@ class CompiledMask:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
         if call.earlier is not None:
             asked = joining(asked)
+        if call.order is not None:
+            asked = in_order(asked, call.order)
         plan, lib, places = self._begin(asked, given, data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -682,7 +688,11 @@ class CompiledMask:
             MaskcError: as `backward`.
         """
         opened: Sequence[OpenedCall] = ()
+        order = call.order
         if not self._is_plain:
+            if order is not None:
+                (*of_tensors,) = self.differentiate(call.heads_first())
+                return *map(order.restored, of_tensors[:3]), *of_tensors[3:]
             if self._runner is not None:
                 return self._runner.differentiate(self, call)
             if self._adds_by_distance(call):
@@ -693,6 +703,8 @@ class CompiledMask:
             call, opened = self._opened(call)
         given = [call.q, call.k, call.v, call.out, call.dout, call.lse]
         asked, scalars = _planned(call.options, _BACKWARD, given)
+        if order is not None:
+            asked = in_order(asked, order)
         plan, lib, places = self._begin(asked, given, call.data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -722,9 +734,10 @@ class CompiledMask:
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
         _, k, v, *_ = given
-        if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:  # which sequences share
+        axis = 0 if order is None else order.sequences
+        if not k.shape[axis] == v.shape[axis] == q.shape[axis]:  # which sequences share
             dq, dk, dv, *others = gradients
-            gradients = dq, summed(dk, k), summed(dv, v), *others
+            gradients = dq, summed(dk, k, axis), summed(dv, v, axis), *others
         for more in opened:
             gradients += more.gradients
         return gradients
@@ -817,8 +830,10 @@ class CompiledMask:
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         data = {name: plain(x) for name, x in data.items()}
-        sizes, device = self._sound.sizes(given, kinds, places)
+        sizes, device = self._sound.sizes(given, kinds, places, options.order)
         if self.bundle.selections:  # which read q and k
+            if options.order is not None:
+                given = [*map(options.order.heads_first, given[:3]), *given[3:]]
             given = [given[0], *(expanded(x, sizes.batch) for x in given[1:3]), *given[3:]]
         return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 
@@ -1029,6 +1044,8 @@ def _planned(
 
 def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
     """A call whose alpha is an array."""
+    if call.order is not None:
+        return call.order.with_out(call_by_head(attn, call.heads_first()))
     q, k, _, options, data = call[:5]
     if options.sink_logits is not None:
         raise sinks_beside_entmax()

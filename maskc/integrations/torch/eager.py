@@ -17,7 +17,8 @@ def forward(
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
     options = call.options.with_heads(slopes, sinks)
-    results: tuple[Any, Any] = attn.run(AttentionCall(q, k, v, options, call.data(data)))
+    given = AttentionCall(q, k, v, options, call.data(data), order=call.order)
+    results: tuple[Any, Any] = attn.run(given)
     return results
 
 
@@ -33,7 +34,9 @@ def backward(
     options = call.options.with_heads(slopes, sinks)
     if torch.are_deterministic_algorithms_enabled():
         options = options._replace(deterministic=True)
-    given = AttentionCall(q, k, v, options, call.data(data), None, out, lse, rows(dout), tables)
+    given = AttentionCall(
+        q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, order=call.order
+    )  # fmt: skip
     gradients: tuple[Any, ...] = attn.differentiate(given)
     return gradients
 
@@ -52,6 +55,8 @@ class MaskedAttention(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         attn = attn.settled()
         out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
+        if out._is_view():  # which torch lets nobody write into
+            out = out.data
         ctx.set_materialize_grads(False)
         ctx.attn, ctx.call = attn, call
         if call.entmax:
@@ -73,7 +78,7 @@ class MaskedAttention(torch.autograd.Function):
             args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
             return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
 
-        grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+        grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse, ctx.call.order)
         of_data: list[Any] = [None for _ in data]
         for place, gradient in zip(tables.values(), grads[5:], strict=False):
             of_data[place] = gradient.to(data[place].dtype)
