@@ -225,8 +225,8 @@ def layout_of(layout: object) -> str:
     Raises:
         BadOption: `layout` is not a layout.
     """
-    if layout in LAYOUTS:
-        return str(layout)
+    if type(layout) is str and layout in LAYOUTS:
+        return layout
     name = layout_among(layout, LAYOUTS)
     if name is None:
         raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")

@@ -567,19 +567,20 @@ class CompiledMask:
         """
         if self._runner is not None or self._score is not None:
             return self.run(call), None
-        results, plan, sent, *rest = self._launched(call)
+        results, plan, sent, data, *rest = self._launched(call)
         while isinstance(plan, BlockLaunch):
             plan = plan.plan
         if not isinstance(plan, DataCall) or not isinstance(plan.plan, ListsPlan):
             return results, None
         if plan.watched is None or not sent.usual.lasting:
             return results, None
-        launched = FirstPass(plan.plan, plan.watched, *rest)
-        return results, RepeatedPass(launched, self._unaligned)
+        launched = FirstPass(plan, *rest)
+        again = launched, plan.plan, plan.watched, data, self.held, self._unaligned
+        return results, RepeatedPass(*again)
 
     def _launched(self, call: AttentionCall) -> tuple[Any, ...]:
         """Run a call; return its results, and how it was launched: the plan, what its stream has,
-        then the rest of `FirstPass`."""
+        the data of the mask, then the rest of `FirstPass`."""
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             call, opened = self._opened(call)
@@ -613,7 +614,7 @@ class CompiledMask:
             pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
         plan.run(sent, pointers, scalars, stream)
         results = (out, lse) if options.return_lse else out
-        return results, plan, sent, lib, stream, pointers, scalars, outputs
+        return results, plan, sent, data, lib, stream, pointers, scalars, outputs
 
     def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
         """(the call without what kernels find behind `struct Attention`, that in its order)."""
