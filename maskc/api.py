@@ -183,17 +183,16 @@ def _attention(
     """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
     the mask. Log-sum-exps are [B, H, N]."""
     torch = torch_of(q)
+    watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
+        score = as_score(score)
+    several = options.return_selection or options.indexer_loss or options.alpha_by_head
+    if watched and (several or q.dtype is torch.float8_e4m3fn):
+        if score is None and not several:
+            return _scaled(find, torch, q, k, v, mask, options, data, order)
         from maskc.runtime.autograd import is_traced
 
-        score = as_score(score)
-        watched = torch is not None and is_traced(torch)
-    elif options.return_selection or options.indexer_loss or options.alpha_by_head:
-        watched = False
-    else:
-        watched = torch is not None and isinstance(q, torch.Tensor)
-        if watched and q.dtype is torch.float8_e4m3fn:
-            return _scaled(find, torch, q, k, v, mask, options, data, order)
+        watched = score is not None and is_traced(torch)
     if watched:
         from maskc.integrations import torch as with_torch
 

@@ -1299,9 +1299,9 @@ def _kind_of(
     call that torch must see."""
     if not type(q) is type(k_pool) is type(v_pool) is torch.Tensor or has_modes(torch):
         return None
-    if q.requires_grad or k_pool.requires_grad or v_pool.requires_grad:
-        if torch.is_grad_enabled():
-            return None
+    is_trained = q.requires_grad or k_pool.requires_grad or v_pool.requires_grad
+    if is_trained and torch.is_grad_enabled():
+        return None
     kind = (
         q.shape, q.stride(), q.dtype, q.get_device(),
         k_pool.shape, k_pool.stride(), k_pool.dtype, k_pool.get_device(),

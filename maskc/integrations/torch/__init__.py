@@ -47,7 +47,7 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
 
     Args:
         find: makes or finds the kernel of `mask`.
-        score: a score formula, where a compiler traces the call.
+        score: a score formula.
 
     Raises:
         As `through_torch`.
@@ -63,7 +63,9 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
         or _is_trained(options.scale, options.softcap)
     ):  # fmt: skip
         return through_torch(find, mask, call, score=score)
-    return find(mask, *_sizes(q, v, call.order), q.dtype, _place(q)).run(call)
+    kernel = *_sizes(q, v, call.order), q.dtype, _place(q)
+    attn = find(mask, *kernel) if score is None else find(mask, *kernel, score=score)
+    return attn.run(call)
 
 
 def through_torch(
@@ -77,7 +79,7 @@ def through_torch(
         owner: the mask, compiled mask or generated module that the kernel belongs to.
         dtype: the dtype that autocast casts to; None: as for operands of
             scaled_dot_product_attention.
-        score: a score formula for `find`, if the owner is a mask.
+        score: a score formula for `find`, if the owner is a mask; the call has its tensors.
 
     Raises:
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
@@ -104,7 +106,10 @@ def through_torch(
             q, k, v = map(order.heads_first, (q, k, v))
         attn = _named(find, owner, q, k, v, wanted, score)
     else:
-        attn = owner if find is None else find(owner, *_sizes(q, v, order), q.dtype, _place(q))
+        attn = owner
+        if find is not None:
+            option = {} if score is None else {"score": score}
+            attn = find(owner, *_sizes(q, v, order), q.dtype, _place(q), **option)
         if not wanted:
             return attn.run(AttentionCall(q, k, v, options, data, order=order))
         if Direction.backward not in attn.target.directions:
