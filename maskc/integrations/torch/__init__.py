@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array, Order
@@ -60,12 +60,12 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
     heads = options.alibi_slopes, options.sink_logits
     if (
         needs_torch(q, k, v, *heads, data) or torch_answers(q) or q.is_nested
-        or _is_trained(options.scale, options.softcap)
+        or (options is not DEFAULTS and _is_trained(options.scale, options.softcap))
     ):  # fmt: skip
         return through_torch(find, mask, call, score=score)
     kernel = *_sizes(q, v, call.order), q.dtype, _place(q)
-    attn = find(mask, *kernel) if score is None else find(mask, *kernel, score=score)
-    return attn.run(call)
+    option = {} if score is None else {"score": score.without_tensors}
+    return find(mask, *kernel, **option).run(call)
 
 
 def through_torch(
@@ -108,7 +108,7 @@ def through_torch(
     else:
         attn = owner
         if find is not None:
-            option = {} if score is None else {"score": score}
+            option = {} if score is None else {"score": score.without_tensors}
             attn = find(owner, *_sizes(q, v, order), q.dtype, _place(q), **option)
         if not wanted:
             return attn.run(AttentionCall(q, k, v, options, data, order=order))
