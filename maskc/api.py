@@ -274,14 +274,14 @@ def _by_convention(
         finding = "a call whose tensors are [B, N, H, D]"
         wanted = "left to tensors [B, H, N, D]"
         raise BadOption("return_selection and indexer_loss", wanted, finding, at="layout")
-    order = ORDERS["packed" if packed else layout] if swapped else None
+    order = ORDERS["packed" if packed else layout or "bshd"] if swapped else None
     if layout is None and not packed:
         _hint(q, k)
     if order is None or (order.fits(q) and order.fits(k) and order.fits(v)):
         results = _in_order(q, k, v, mask, options, data, keywords, score, order)
     else:
-        views = (order.view(x, name) for x, name in zip((q, k, v), "qkv", strict=True))
-        results = _in_order(*views, mask, options, data, keywords, score, None)
+        q, k, v = (order.view(x, name) for x, name in zip((q, k, v), "qkv", strict=True))
+        results = _in_order(q, k, v, mask, options, data, keywords, score, None)
         results = order.with_out(results)
     return results if order is None else order.with_lse(results)
 

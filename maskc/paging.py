@@ -647,9 +647,12 @@ class QueryPart:
         if launch is not None:
             if len(self._repeats) >= _MOST_KINDS:
                 self._repeats.clear()
-            memory = (_Result(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
+            of_out, of_lse = self.blocks.flattened(out, lse)
             block = call.data[TABLES].block[: BLOCK.size]
-            self._repeats[kind] = _Repeat(launch, block, *memory, lse.new_empty(0))
+            self._repeats[kind] = _Repeat(
+                launch, block, _Result(of_out.shape, of_out.stride()),
+                _Result(of_lse.shape, of_lse.stride()), lse.new_empty(0),
+            )  # fmt: skip
         return self.blocks.rows(out, lse)
 
     def again(

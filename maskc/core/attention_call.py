@@ -102,8 +102,8 @@ class AttentionCall(NamedTuple):
     """Forward pass: (out, lse) of the same queries over other keys, which the results are joined
     with; gradients are not recorded."""
     order: Order | None = None
-    """How the caller orders q, k, v, out and dout, and their gradients; None: as [B, H, N, D].
-    Log-sum-exps are [B, H, N]."""
+    """Order of the axes of q, k, v, out and dout, and of gradients; None: [B, H, N, D]. That of
+    log-sum-exps is [B, H, N]."""
 
     def heads_first(self) -> AttentionCall:
         """The call with views [B, H, N, D]."""

@@ -115,10 +115,10 @@ LAYOUTS = ("bhsd", "bshd", "sbhd")
 
 
 class Order(NamedTuple):
-    """How a caller orders the axes of q, k, v and out, which kernels take as [B, H, N, D]."""
+    """Order of the axes of a caller's q, k, v and out, which kernels take as [B, H, N, D]."""
 
     layout: str
-    """Of LAYOUTS."""
+    """One of LAYOUTS."""
     axes: Shape
     """Kernels' axes of the caller's, in turn. Packed tokens, [N, H, D], lack the axis of
     sequences."""

@@ -40,7 +40,7 @@ class PlanOptions(NamedTuple):
     accumulates: bool = False
     """Whether results are merged with results over other keys, which are already in the output."""
     order: Order | None = None
-    """How the caller orders the axes of tensors; None: as kernels take them."""
+    """Order of the axes of the caller's tensors; None: as kernels take them."""
 
     @property
     def direction(self) -> Direction:

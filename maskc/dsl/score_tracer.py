@@ -11,8 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,14 +72,6 @@ class Score:
     def formula(self) -> S.Formula:
         """The part of the score that plans and kernels use."""
         return self.inputs.formula
-
-    @cached_property
-    def without_tensors(self) -> Score:
-        """The same formula without tensors of torch that it holds, for calls that pass them."""
-        held = {name: x for name, x in self.inputs.captured.items() if not hasattr(x, "data_ptr")}
-        if len(held) == len(self.inputs.captured):
-            return self
-        return Score(replace(self.inputs, captured=held), self.mask)
 
     def __repr__(self) -> str:
         hidden = "" if self.mask is None else f", which hides all but {self.mask!r}"

@@ -242,7 +242,7 @@ class ScoreReader:
         for number, (name, table) in enumerate(tables.items()):
             if table.view is None:
                 continue
-            x = data.get(name)
+            x: Any = data.get(name)
             if not hasattr(x, "data_ptr") or x.data_ptr() != table.view.pointer:
                 return  # a copy, or an array of the formula's own
             read.append((number, name))

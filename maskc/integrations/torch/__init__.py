@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,8 +65,7 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
     ):  # fmt: skip
         return through_torch(find, mask, call, score=score)
     kernel = *_sizes(q, v, call.order), q.dtype, _place(q)
-    option = {} if score is None else {"score": score.without_tensors}
-    return find(mask, *kernel, **option).run(call)
+    return find(mask, *kernel, **_score_option(score)).run(call)
 
 
 def through_torch(
@@ -108,8 +108,8 @@ def through_torch(
     else:
         attn = owner
         if find is not None:
-            option = {} if score is None else {"score": score.without_tensors}
-            attn = find(owner, *_sizes(q, v, order), q.dtype, _place(q), **option)
+            kernel = *_sizes(q, v, order), q.dtype, _place(q)
+            attn = find(owner, *kernel, **_score_option(score))
         if not wanted:
             return attn.run(AttentionCall(q, k, v, options, data, order=order))
         if Direction.backward not in attn.target.directions:
@@ -189,6 +189,15 @@ def _named(
 def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
     """The kernel of a call with dropout."""
     return find(owner, *kernel, **score).dropping
+
+
+def _score_option(score: Any) -> dict[str, Any]:
+    """The argument of `find` for a formula, without its tensors: calls pass them, and equal
+    formulas share a compiled mask."""
+    if score is None:
+        return {}
+    inputs = score.inputs.without_tensors
+    return {"score": score if inputs is score.inputs else replace(score, inputs=inputs)}
 
 
 def captured_by(score: Any) -> dict[str, Any]:

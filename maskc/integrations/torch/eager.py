@@ -36,7 +36,7 @@ def backward(
         options = options._replace(deterministic=True)
     given = AttentionCall(
         q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, order=call.order
-    )  # fmt: skip
+    )
     gradients: tuple[Any, ...] = attn.differentiate(given)
     return gradients
 

@@ -139,7 +139,7 @@ class Memory:
         """The address of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
         self.block = b""
-        """What was written behind `struct Attention`."""
+        """The bytes behind `struct Attention`."""
 
     def fill(self, pointers: Pointers, maps: Maps | None) -> None:
         """Write what depends on where the tensors of a call lie.
