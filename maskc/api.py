@@ -238,8 +238,8 @@ def _scaled(
 ) -> Any:  # fmt: skip
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
     if order is not None:
-        views = map(order.heads_first, (q, k, v))
-        return order.with_out(_scaled(find, torch, *views, mask, options, data, None))
+        q, k, v = map(order.heads_first, (q, k, v))
+        return order.with_out(_scaled(find, torch, q, k, v, mask, options, data, None))
     from maskc.runtime.device import default_target
     from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
