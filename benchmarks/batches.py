@@ -5,8 +5,9 @@ Every row has a process of its own. All of them compile at once, and check what 
 against fp64 on one head; then one after the other is alone on the card, and times its rivals in
 turns. Data lie on the GPU. Rivals' masks are made beforehand, maskc makes its lists inside the
 call: `maskc` finds the arrays as they were at the last call, `maskc, changed` is told before each
-one that somebody wrote into them; `lists us` is the difference. Host time is of calls whose kernels
-nobody waits for.
+one that somebody wrote into them; `lists us` is the difference. Documents of the suite `field`
+are given by their lengths and the longest one, as flash_attn_varlen_func gets them. Host time is of
+calls whose kernels nobody waits for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import maskc as mc
 from benchmarks.batch_rows import ROWS, MaskMod, Row
+from benchmarks.fa4 import ends_of
 from benchmarks.host_time import per_call
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
@@ -54,15 +57,22 @@ _TURN = 60.0
 # ------------------------------------------------------------------ data
 
 
-def _there(given: Any) -> Any:
+def _there(given: Any, device: str = "cuda") -> Any:
     """Arrays on the GPU."""
     if isinstance(given, tuple):
         return tuple(map(_there, given))
-    return torch.tensor(given, device="cuda")
+    return torch.tensor(given, device=device)
 
 
 def _arrays(data: Mapping[str, Any]) -> list[Any]:
-    return [x for one in data.values() for x in (one if isinstance(one, tuple) else (one,))]
+    arrays = [x for one in data.values() for x in (one if isinstance(one, tuple) else (one,))]
+    return [getattr(x, "array", x) for x in arrays]
+
+
+def _by_lengths(ids: np.ndarray, device: str = "cuda") -> Any:
+    """Documents as a user of flash_attn_varlen_func gives them."""
+    ends = ends_of(ids)
+    return mc.cu_seqlens(_there(ends, device), max_seqlen=int(np.diff(ends).max()))
 
 
 # ------------------------------------------------------------------ what is right
@@ -133,7 +143,9 @@ def _peers(
     """
     backward, known = direction == "bwd", (case, tensors)
     names = ["flex", "flex_flash", "cudnn_flex"]
-    if row.known is not None:
+    if row.promised:
+        names.append("fa4")
+    elif row.known is not None:
         names += ["cudnn", "fa2", "fa4"]
         keys = row.last or case.n_kv
         k, v = (x[:, :, -keys:] for x in (tensors.k, tensors.v))
@@ -189,6 +201,8 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
     found: Found = {"row": row.name, "sizes": row.sizes, "build s": perf_counter() - start}
     backward = n_q == n
     want = _exact(row, row.mask_mod(data), tensors, backward)
+    if row.promised:
+        data = {name: _by_lengths(ids) for name, ids in drawn.items()}
     arrays = _arrays(data)
 
     def forward() -> Any:

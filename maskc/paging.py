@@ -55,6 +55,7 @@ from maskc.runtime.paged_launch import (
     ArgumentBlock,
     Integers,
     PageKernels,
+    RowMover,
     page_kernels,
 )
 from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
@@ -752,7 +753,7 @@ class PagedPlan:
         """Whether layers repeat the launch of the first one."""
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
-        self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
+        self._blocks = self._blocks_of(self._sizes, self._state)
         self._shared_keys = self._checked_shared(shared_keys)
         self._shared = self._blocks_of_shared() if shared_keys else None
         self._filled: object = None
@@ -1038,7 +1039,15 @@ class PagedPlan:
             row = np.arange(blocks * block).clip(max=tokens - 1).reshape(blocks, block)
             for name, values in (("rows", row), ("places", np.arange(tokens))):
                 state[name][...] = self._array(values.astype(np.int32))
-        return QueryBlocks(sizes, state, self._torch, blocks * block == tokens)
+        return self._blocks_of(sizes, state, blocks * block == tokens)
+
+    def _blocks_of(
+        self, sizes: StepSizes, state: dict[str, Any], in_order: bool = False
+    ) -> QueryBlocks:
+        mover = None
+        if self._kernels is not None:
+            mover = RowMover(self._kernels, sizes, state, self.paged.heads[0])
+        return QueryBlocks(sizes, state, self._torch, in_order, mover)
 
     def _array(self, x: np.ndarray) -> Any:
         """The array where the plan is made."""

@@ -424,6 +424,26 @@ PAGED_ROWS_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """Arguments of the kernel that appends rows of new tokens to a paged KV cache."""
 
+BLOCK_ROWS_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "rows of q, or results of blocks"),
+    Field("to", "void *", "blocks, or results of tokens"),
+    Field("lse", "const float *", "results of blocks"),
+    Field("lse_to", "float *", "[tokens][heads]"),
+    Field("rows", "const i32 *", "[blocks][block]: row of q of each query, or null: in order"),
+    Field("places", "const i32 *", "[tokens]: query among those of all blocks, or null: in order"),
+    Field("is_real", "const unsigned char *", "[tokens]: whether a block has it, or null: all"),
+    Field("token_step", "i64", "bytes between tokens, heads", 2),
+    Field("block_step", "i64", "bytes between blocks, heads, queries", 3),
+    Field("lse_step", "i64", "elements likewise, of `lse`", 3),
+    Field("units", "i32", "of a row"),
+    Field("unit", "i32", "bytes that are copied at once: 16, 8, 4 or 2"),
+    Field("heads", "i32", "of queries"),
+    Field("tokens", "i32", "rows of q"),
+    Field("block", "i32", "queries of a block"),
+    Field("blocks", "i32", "of queries"),
+)  # fmt: skip
+"""Arguments of the kernels that copy queries into blocks, and results back."""
+
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
 }  # fmt: skip

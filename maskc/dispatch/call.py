@@ -67,5 +67,8 @@ class Bound:
     """Data that stay on the device, in place of `arrays`; read only by the code that bound them."""
     longest: int | None = None
     """The longest document, as the call promises; None if it promises nothing."""
+    longest_on_host: int | None = None
+    """The longest document of a call that promises nothing, if its lengths are on the host. It is a
+    number of the whole batch, so deterministic passes do not read it."""
     lasting: bool = True
     """Whether another call may have the same key: not if the mask depends on q and k."""

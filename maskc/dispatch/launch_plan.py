@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
 from maskc.core.bundle import (
-    INTERLEAVED,
     PACK_GQA,
     SEPARATE_DQ_FLOATS,
     Bundle,
@@ -29,7 +28,7 @@ from maskc.core.tensors import (
     singles,
 )
 from maskc.dispatch.call import Pass, Place
-from maskc.dispatch.packing import narrowed
+from maskc.dispatch.packing import interleaved_heads, narrowed
 from maskc.dispatch.programs import few_pairs
 from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
@@ -105,7 +104,7 @@ def launch_plan(
     """
     sizes, strides = place.sizes, place.strides
     rows = replace(sizes, n_q=sizes.n_q * (place.packed or 1))
-    interleaved = place.packed if mode == INTERLEAVED else 0
+    interleaved = interleaved_heads(mode, place)
     block = _block(bundle, narrowed(unit, interleaved), strides, sizes, tables)
     block.n_q = rows.n_q
     block.spacing, block.accumulates = place.spacing, place.accumulates

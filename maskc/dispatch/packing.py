@@ -74,10 +74,11 @@ def interleaved(
     """Return the sources that can run a forward pass in the mode INTERLEAVED, and the tokens; no
     source if the heads cannot be rows of one tile.
 
-    They must share a mask, and a power of two of them must share keys. The host lists the tiles.
+    They must share a mask, and a power of two of them must share keys.
 
     Args:
         units: of the pass.
+        bound: with arrays that have the shapes of the data, if these stay on the device.
         place: checked.
     """
     sizes = place.sizes
@@ -88,7 +89,6 @@ def interleaved(
         or place.accumulates
         or place.shift is not None
         or place.spacing != 1
-        or bound.given is not None
         or wanted.pages is not None
         or bundle.head_variant
         or bundle.selections
@@ -97,15 +97,18 @@ def interleaved(
         or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):
         return (), place
-    able = tuple(
-        unit for unit in units if INTERLEAVED in dict(unit.modes) and not unit.by_documents
-    )
+    able = tuple(unit for unit in units if INTERLEAVED in dict(unit.modes))
     strides = dict(place.strides)
     for name in _PACKED:
         batch, head, token = strides[name][:3]
         strides[name] = (batch, heads * head, token)
     grouped = replace(sizes, heads_q=sizes.heads_kv)
     return able, replace(place, sizes=grouped, strides=strides, packed=heads)
+
+
+def interleaved_heads(mode: str, place: Place) -> int:
+    """Return the number of heads that a program interleaves in a tile; 0: none."""
+    return place.packed if mode == INTERLEAVED else 0
 
 
 def narrowed(unit: SourceUnit, heads: int) -> SourceUnit:

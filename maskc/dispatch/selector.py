@@ -29,7 +29,7 @@ from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
 from maskc.dispatch.launch_plan import LaunchPlan, launch_plan
-from maskc.dispatch.packing import interleaved, narrowed
+from maskc.dispatch.packing import interleaved, interleaved_heads, narrowed
 from maskc.dispatch.programs import (
     PARTS,
     Emitted,
@@ -199,7 +199,7 @@ class SourceSelector:
             unit = _working(unit, apart=True)
         elif program.mode == DETERMINISTIC:
             unit, wanted = self._ordered(unit, wanted), replace(wanted, deterministic=True)
-        listed = narrowed(unit, place.packed) if program.mode == INTERLEAVED else unit
+        listed = narrowed(unit, interleaved_heads(program.mode, place))
         tables = self._tables_of(listed, wanted, bound, place, lists)
         rest = (wanted, place, bound.params, tables, outputs)
         return launch_plan(self.bundle, unit, program.mode, *rest)
@@ -345,7 +345,10 @@ class SourceSelector:
         if not self.bundle.data or unit.boxes is not None:
             return Facts(None)
         params, sizes = self._params(bound), place.sizes
-        rest = (wanted.direction, bound.longest)
+        longest = bound.longest
+        if longest is None and not wanted.deterministic:
+            longest = bound.longest_on_host
+        rest = (wanted.direction, longest)
         key = (unit.tile, sizes.n_q, sizes.n_kv, *rest, *params.values())
         if key not in self._counts:
             if len(self._counts) >= _REMEMBERED:

@@ -23,7 +23,7 @@ from maskc.core.selection import Selection
 from maskc.core.sizes import Sizes
 from maskc.layout import beside_documents, tile_codes
 from maskc.layout.tiles.build import build
-from maskc.layout.tiles.data_tiles import hull
+from maskc.layout.tiles.data_tiles import hull, reads_data
 from maskc.layout.tiles.document_tiles import document_lists
 from maskc.layout.topk.tile_codes import _FULL
 from maskc.layout.work.tile_counts import tally_of
@@ -68,10 +68,13 @@ def expected_tally(
         name: _table(decl, sizes)
         for decl in bundle.data if decl.kind is DataKind.table for name in decl.arrays
     }  # fmt: skip
+    intervals = (decl for decl in bundle.data if decl.kind is DataKind.intervals)
+    spans = {name for decl in intervals for name in decl.arrays}
+    keeps = (_with_prefix(variant.keep, spans, sizes.n_kv) for variant in bundle.variants)
     layouts = [
-        build(LayoutRecipe(tile, _hull_beside(variant.keep, frozenset(arrays)), None), sizes.n_q,
+        build(LayoutRecipe(tile, _hull_beside(keep, frozenset(arrays)), None), sizes.n_q,
               sizes.n_kv, params, arrays, exact=False)
-        for variant in bundle.variants
+        for keep in keeps
     ]  # fmt: skip
     if not _is_padded(bundle):
         return tally_of(layouts, direction)
@@ -118,6 +121,33 @@ def _padded(layout: BlockLayout, length: int) -> BlockLayout:
     kind = np.where(cut, PARTIAL, layout.kind)[live].astype(np.uint8)
     row_ptr = before[layout.row_ptr].astype(np.int32)
     return replace(layout, row_ptr=row_ptr, col=layout.col[live], kind=kind)
+
+
+# ------------------------------------------------------------------ intervals
+
+_PREFIX = 4
+"""Intervals that add keys to a mask without data are typically a prefix, or spans of images. They
+have the first keys here, one in so many. If they had all keys, all rows would be long."""
+
+
+def _with_prefix(keep: Expr, spans: set[str], n_kv: int) -> Expr:
+    """Return a mask in which a prefix takes the place of intervals that are joined with terms
+    without data.
+
+    Args:
+        spans: arrays of the bounds of intervals.
+        n_kv: keys.
+    """
+    match keep:
+        case E.All(terms):
+            return E.conj(*(_with_prefix(term, spans, n_kv) for term in terms))
+        case E.Any(terms) if not all(map(reads_data, terms)):
+            few = E.lt(E.K, E.const(n_kv // _PREFIX))
+            return E.disj(
+                *(E.conj(hull(x), few) if spans.issuperset(E.arrays(x)) and reads_data(x) else x
+                  for x in terms)
+            )  # fmt: skip
+    return keep
 
 
 # ------------------------------------------------------------------ tables

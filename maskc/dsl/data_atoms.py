@@ -250,6 +250,7 @@ def cu_seqlens(array: object, max_seqlen: int | None = None) -> CuSeqlens:
         array: integers [documents + 1] or [B, documents + 1], ascending from 0 to N.
         max_seqlen: upper bound on the tokens of a document; calls check it. It lets short documents
             run in smaller tiles if these are faster (Hopper), and their lists take less memory.
+            None: calls count lengths on the host, and take documents on a device for long ones.
 
     Returns:
         The array with a mark, to be passed as the data of `documents`.

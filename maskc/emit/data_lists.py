@@ -97,6 +97,8 @@ def pages_unit(plan: KernelPlan) -> SourceUnit:
     launches = (
         Launch("plan_pages", Grid.lists, MOVING_THREADS),
         Launch("append_rows", Grid.results, MOVING_THREADS, resident=4),
+        Launch("gather_rows", Grid.results, MOVING_THREADS, resident=8),
+        Launch("return_rows", Grid.results, MOVING_THREADS, resident=8),
     )
     spec = ListsSpec(
         banner=banner("Steps over pages of a pool", plan, change="template"),

@@ -295,4 +295,8 @@ def _packed(params: Any) -> dict[str, Any]:
         if other is not None and other is not one:
             wanted = "the tensor of queries: sequences attend to themselves"
             raise BadOption(name, wanted, "another one", at="packed_seq_params")
-    return {"cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded}
+    most = getattr(params, "max_seqlen_q", None)
+    return {
+        "cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded,
+        "max_seqlen": most if isinstance(most, int) else None,  # the host reads no tensor
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from maskc.layout.inputs.host import check_extremes as check_extremes
 from maskc.layout.inputs.host import check_int32 as check_int32
 from maskc.layout.inputs.host import to_host as to_host
 from maskc.layout.inputs.max_seqlen import NO_PROMISE as NO_PROMISE
+from maskc.layout.inputs.max_seqlen import longest_on_host as longest_on_host
 from maskc.layout.inputs.max_seqlen import longest_promised as longest_promised
 from maskc.layout.inputs.max_seqlen import promised as promised
 from maskc.layout.tiles.build import build as build

@@ -31,6 +31,7 @@ from maskc.layout import (
     check_lengths,
     extents,
     held_arrays,
+    longest_on_host,
     longest_promised,
     sequence_arrays,
     split_call_data,
@@ -145,19 +146,21 @@ class Binder:
             arrays |= captured | atoms
         elif any(decl.held for decl in self._bundle.data):
             raise DataMissing("the captured arrays", "CompiledMask(..., held=...)", at="held")
-        longest = self._longest(given)
-        key = (tuple(params.values()), b"".join(digests), longest)
-        bound = Bound(params, arrays, key, longest=longest)
+        promised, counted = self._longest(given)
+        key = (tuple(params.values()), b"".join(digests), promised, counted)
+        bound = Bound(params, arrays, key, longest=promised, longest_on_host=counted)
         if room >= 0:
             self._remember(_Known(mark, bound, _MOST_MARKED - room + kept))
         return bound
 
-    def _longest(self, given: Mapping[str, object]) -> int | None:
-        """Return the length of the longest document, for a mask that reads no other data."""
+    def _longest(self, given: Mapping[str, object]) -> tuple[int | None, int | None]:
+        """Return the length of the longest document, as promised and as the host counts it, for a
+        mask that reads no other data."""
         (decl, *others) = self._bundle.data
         if others or decl.held or decl.kind is not DataKind.documents:
-            return None
-        return longest_promised(decl.name, given[decl.name])
+            return None, None
+        documents = given[decl.name]
+        return longest_promised(decl.name, documents), longest_on_host(documents)
 
     def _remember(self, call: _Known) -> None:
         """Put a call first in the cache; drop the last ones if the cache has too many calls or

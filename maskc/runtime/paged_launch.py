@@ -1,12 +1,15 @@
-"""Launches for steps over pages: what makes a step's arrays, and what writes rows into pages."""
+"""Launches for steps over pages: the arrays of a step, rows for pages, queries for blocks."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maskc.core.abi import PAGED_ROWS_FIELDS, STEP_FIELDS, structure
+from maskc.core.abi import BLOCK_ROWS_FIELDS, PAGED_ROWS_FIELDS, STEP_FIELDS, structure
 from maskc.core.bundle import Grid
+from maskc.layout.paged_step import StepSizes
 from maskc.runtime.arrays.known import Library, library_of
 from maskc.runtime.device_lists.data_given import CODES
 from maskc.runtime.launch.cuda import CudaKernel, Step
@@ -16,10 +19,15 @@ if TYPE_CHECKING:
 
 STEP = structure(STEP_FIELDS)
 ROWS = structure(PAGED_ROWS_FIELDS)
+BLOCK_ROWS = structure(BLOCK_ROWS_FIELDS)
 _MOST_BLOCKS = 512
 """Blocks of the launch that makes the arrays of a step; they share its sequences."""
 _WARPS = 8
-"""Warps of a block that moves rows; each has a row at a time."""
+"""Warps of a block that appends rows; each has a row at a time."""
+_ROWS = 16
+"""Rows that a block of threads copies at a time."""
+_UNIT = 16
+"""The most bytes that a thread copies at once."""
 FLOAT_CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "float8_e4m3fn": 3}
 """The codes of elements in `struct PagedRows`."""
 
@@ -78,7 +86,7 @@ class PageKernels:
     def __init__(self, kernel: CudaKernel, library: Library, device: int) -> None:
         """`kernel`: of the source for pages."""
         self.library, self._device, self._launch = library, device, kernel.launch
-        self._plan, self._append = kernel.steps(_most_blocks)
+        self._plan, self._append, self._gather, self._return = kernel.steps(_most_blocks)
 
     def plan(self, block: ArgumentBlock) -> None:
         """Enqueue what makes the arrays of a step."""
@@ -93,8 +101,72 @@ class PageKernels:
             blocks = min(self._append.blocks, -(-rows // _WARPS))
             self._enqueue(self._append._replace(blocks=blocks), block)
 
+    def gather(self, block: ArgumentBlock) -> None:
+        """Enqueue what copies queries into blocks."""
+        sizes = block.members
+        self._move(self._gather, sizes.blocks * sizes.block * sizes.heads, block)
+
+    def give_back(self, block: ArgumentBlock) -> None:
+        """Enqueue what copies results of blocks to their tokens."""
+        self._move(self._return, block.members.tokens * block.members.heads, block)
+
+    def _move(self, step: Step, rows: int, block: ArgumentBlock) -> None:
+        if rows:
+            blocks = min(step.blocks, -(-rows // _ROWS))
+            self._enqueue(step._replace(blocks=blocks), block)
+
     def _enqueue(self, step: Step, block: ArgumentBlock) -> None:
         self._launch((step,), self.library.stream(self._device), block)
+
+
+class RowMover:
+    """Copies the queries of a step into blocks on the GPU, and results of blocks back."""
+
+    def __init__(
+        self, kernels: PageKernels, sizes: StepSizes, state: Mapping[str, Any], heads: int
+    ) -> None:
+        """`state`: arrays of the step by name; they keep their places."""
+        self._kernels, self._sizes = kernels, sizes
+        self._block = ArgumentBlock(BLOCK_ROWS)
+        members = self._block.members
+        members.heads, members.tokens = heads, sizes.tokens
+        members.blocks, members.block = sizes.blocks, sizes.block
+        for name in ("rows", "places", "is_real"):
+            if name in state:
+                setattr(members, name, state[name].data_ptr())
+
+    def gathered(self, q: Any) -> Any:
+        """Return q [tokens, heads, D] as [blocks, heads, queries of a block, D]."""
+        sizes, heads, dim = self._sizes, q.shape[1], q.shape[2]
+        q = q if q.stride(2) == 1 else q.contiguous()
+        to = q.new_empty((sizes.blocks, heads, sizes.block, dim))
+        self._set(q, to, q, to)
+        self._kernels.gather(self._block)
+        return to
+
+    def returned(self, out: Any, lse: Any) -> tuple[Any, Any]:
+        """Return results [blocks, heads, queries of a block, ...] as [tokens, heads, ...]; 0 and
+        -inf for tokens of no sequence."""
+        heads, dim = out.shape[1], out.shape[3]
+        out = out if out.stride(3) == 1 else out.contiguous()
+        to = out.new_empty((self._sizes.tokens, heads, dim))
+        lse_to = lse.new_empty((self._sizes.tokens, heads))
+        self._set(out, to, to, out)
+        members = self._block.members
+        members.lse, members.lse_to = lse.data_ptr(), lse_to.data_ptr()
+        members.lse_step[:] = lse.stride()
+        self._kernels.give_back(self._block)
+        return to, lse_to
+
+    def _set(self, source: Any, to: Any, of_tokens: Any, of_blocks: Any) -> None:
+        """Set the arguments for two tensors, one [tokens, heads, ...], one by block."""
+        size = source.element_size()
+        tokens, blocks = ([size * step for step in x.stride()[:-1]] for x in (of_tokens, of_blocks))
+        row, places = size * source.shape[-1], (source.data_ptr(), to.data_ptr())
+        members, unit = self._block.members, math.gcd(_UNIT, row, *tokens, *blocks, *places)
+        members.source, members.to = places
+        members.token_step[:], members.block_step[:] = tokens, blocks
+        members.unit, members.units = unit, row // unit
 
 
 def _most_blocks(launch: Any, processors: int) -> int:

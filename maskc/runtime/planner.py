@@ -393,14 +393,14 @@ class CallPlanner:
 
         Sequences become heads, or separate launches, if the tensor maps need that.
         """
-        built = self.whole
+        built, first = self.whole, unit
         if unit.by_documents:  # whose tiles do not depend on how many queries there are
             unit = built.selector.choose(unit, wanted, bound, place).unit
         fit = packed(built.bundle, unit, wanted, bound, place)
         if fit is not None:
             return built.plan(fit[0], wanted, bound, fit[1], outputs)
         program = built.selector.choose(unit, wanted, bound, place)
-        program, place = built.selector.interleave(unit, wanted, bound, place, program)
+        program, place = built.selector.interleave(first, wanted, bound, place, program)
         boxes = program.unit.boxes
         if boxes is None or not boxes.folds or place.sizes.batch < 2:
             return built.plan(program, wanted, bound, place, outputs)

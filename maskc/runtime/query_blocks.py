@@ -10,6 +10,7 @@ import numpy as np
 from maskc.dispatch.options import Pages
 from maskc.layout.paged_step import StepSizes
 from maskc.runtime.paged import BLOCK, PageTables, PoolScales
+from maskc.runtime.paged_launch import RowMover
 from maskc.runtime.paged_rows import as_bytes, converted, is_e4m3
 
 
@@ -23,6 +24,8 @@ class QueryBlocks(NamedTuple):
     """The library of the arrays; None for NumPy."""
     in_order: bool = False
     """Whether blocks are all rows of q, one after another."""
+    mover: RowMover | None = None
+    """Copies rows on the GPU; None on the host."""
 
     @property
     def _moves(self) -> bool:
@@ -41,8 +44,13 @@ class QueryBlocks(NamedTuple):
 
     def gathered(self, q: Any) -> Any:
         """Return the queries as `queries` does, or [blocks, heads, D] if blocks have one each."""
+        if self.in_rows:
+            return q
+        if self.mover is not None:
+            q = self.mover.gathered(q)
+            return q.squeeze(2) if self.sizes.block == 1 else q
         if self.sizes.block == 1:
-            return q[self.state["rows"].reshape(-1)] if self._moves else q
+            return q[self.state["rows"].reshape(-1)]
         q = self.blocked(q)
         return np.ascontiguousarray(q) if self.torch is None else q.contiguous()
 
@@ -71,6 +79,10 @@ class QueryBlocks(NamedTuple):
 
     def of_tokens(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """Return what `rows` does, from results in the form of `gathered`."""
+        if self.mover is not None and not self.in_rows:
+            if self.sizes.block == 1:
+                out, lse = out.unsqueeze(2), lse.unsqueeze(2)
+            return self.mover.returned(out, lse)
         if self.sizes.block > 1:
             out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
             out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])

@@ -136,6 +136,10 @@ FN void initialize(struct Shared &shared) {
 #endif
 #include "sm90a/lib/forward_load.cuh"
 
+#if WITH_PAGES
+#include "sm90a/lib/share_load.cuh"
+
+#endif
 // ---------------------------------------------------------------- the consumer warpgroups
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
@@ -479,6 +483,9 @@ attention_forward(const __grid_constant__ struct Attention p,
         else if (elected()) copy_tiles(pool_stages(shared), p, maps);
 #else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#if WITH_PAGES
+        if (threadIdx.x >= 32 && threadIdx.x < 32 * COPIERS && elected()) copy_share(shared, p, maps);
+#endif
 #endif
 #endif
     } else {

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
-from maskc.core.bundle import LayoutRecipe
+from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
 from maskc.layout import beside_documents, build, document_lists
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.testing.emulator import machine
+from tests.support.hopper import compiled
 
 CAUSAL, HEADS, N = mc.causal(), 4, 330
 SEEDS = st.integers(0, 1 << 30)
@@ -140,18 +141,26 @@ def drawn(name: str, rng: np.random.Generator, batch: int):
 
 
 @cache
-def attention(mask):
+def attention(mask, interleaved):
+    if interleaved:
+        return compiled(mask, mode=INTERLEAVED)
     return mask.compile(head_dim=64, target="sm_90a")
 
 
+FEWER_QUERIES = 96
+"""Queries of a tile row of 192 rows with two interleaved heads."""
+
+
 @pytest.mark.parametrize("name", MASKS)
-@settings(max_examples=8)
-@given(seed=SEEDS, batch=st.integers(1, 3), backward=st.booleans())
-def test_data(passes, name, seed, batch, backward):
+@settings(max_examples=12)
+@given(seed=SEEDS, batch=st.integers(1, 3), way=st.sampled_from(["", "backward", INTERLEAVED]))
+def test_data(passes, name, seed, batch, way):
     rng = np.random.default_rng(seed)
     mask, data = MASKS[name], drawn(name, rng, batch)
     there = tuple(map(torch.tensor, data)) if isinstance(data, tuple) else torch.tensor(data)
-    made = passes(attention(mask), N, batch, {"x": there}, backward)
+    made = passes(attention(mask, way == INTERLEAVED), N, batch, {"x": there}, way == "backward")
+    if way == INTERLEAVED:
+        assert (made.numbers.tile[0] == FEWER_QUERIES) == (name != "tables of heads")
     live = mask.dense(N, x=data).reshape(-1, N, N)
     assert made.numbers.lists == len(live)
     for side in {made.numbers.first_side, made.numbers.work_side}:
@@ -184,8 +193,8 @@ def cumulative(rng: np.random.Generator, longest: int) -> np.ndarray:
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
 @settings(max_examples=8)
 @given(seed=SEEDS, batch=st.integers(1, 3), longest=st.sampled_from([5, 60, 200]),
-       promise=st.booleans(), as_lengths=st.booleans())  # fmt: skip
-def test_documents(passes, number, seed, batch, longest, promise, as_lengths):
+       promise=st.booleans(), as_lengths=st.booleans(), interleaved=st.booleans())  # fmt: skip
+def test_documents(passes, number, seed, batch, longest, promise, as_lengths, interleaved):
     rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
     if as_lengths:
         several = [cumulative(rng, longest) for _ in range(batch)]
@@ -198,8 +207,9 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths):
     else:
         of_k = of_q = [ids(rng, longest) for _ in range(batch)]
         data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
-    made = passes(attention(mask), N, batch, {"x": data})
+    made = passes(attention(mask, interleaved), N, batch, {"x": data})
     tile = TileShape(*made.numbers.tile)
+    assert not interleaved or tile.q == FEWER_QUERIES
     variant = mask.compile(head_dim=64, target="cpu").bundle
     keep = beside_documents(variant.variants[0].keep, variant.data)
     layout = build(LayoutRecipe(tile, keep, None), N, N, {}, {})

@@ -163,7 +163,9 @@ class Decider:
                 bound = Bound(dict(planner.bundle.params), {}, (), given=object())
                 outputs = outputs_of(planner.bundle, direction, views, sizes, True)
                 place = Place(sizes, strides_of(views, outputs))
-                program = planner.whole.selector.choose(unit, wanted, bound, place)
+                selector = planner.whole.selector
+                program = selector.choose(unit, wanted, bound, place)
+                program, _ = selector.interleave(unit, wanted, bound, place, program)
                 on_device = f"{program.unit.key} {program.mode} with lists of the device"
             if planner.bundle.selections:
                 return on_device, ""
@@ -220,6 +222,7 @@ OPTIONS = (
     Call("sm_90a", 64, directions=_ORDERED), Call("sm_90a", 128, directions=_ORDERED),
     Call("sm_90a", 64, batch=8, lengths=FEW), Call("sm_90a", 96, lengths=FEW),
     Call("sm_90a", 256, lengths=FEW), Call("sm_90a", 128, (32, 8), 4, lengths=FEW),
+    Call("sm_90a", 256, (4, 1), 4, lengths=FEW, directions=_FORWARD),
     *(
         Call("sm_90a", 64, features=(feature,), lengths=FEW)
         for feature in (Feature.alibi, Feature.sinks, Feature.softcap, Feature.entmax)

@@ -145,7 +145,8 @@ class Driver:
         return (self.status,)
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, *rest):
-        assert (rank, steps, rest) == (4, [1] * 4, (0, 3, 0, 0))
+        assert (steps, rest) == ([1] * rank, (0, 3, 0, 0))
+        assert len(dims) == len(box) == len(strides) + 1 == rank
         self.encoded.append((kind, address, tuple(dims), tuple(strides), tuple(box)))
         return 0, Map(bytes([len(self.encoded)]) * 128)
 

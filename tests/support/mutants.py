@@ -1,6 +1,7 @@
 """Small faults, and the tests that find them: tests/golden/mutants.txt.
 
     python -m tests.support.mutants --share 3/40  # the third of forty parts; resumes
+    python -m tests.support.mutants --jobs 16 --minutes 9  # in 16 processes, for nine minutes
     python -m tests.support.mutants --list        # all candidates
     python -m tests.support.mutants --summary     # figures of the table
 
@@ -24,26 +25,35 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
+
+from tests.support import cover
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "golden" / "mutants.txt"
 COUNT = {"templates": 200, "maskc": 200}
 """Faults that are planted, by folder."""
-SECONDS = 180
-"""CPU seconds for the tests of one fault; a fault that needs more counts as one that hangs."""
+SECONDS = 90
+"""CPU seconds for one test; a test that needs more hangs."""
+WHOLE = 900
+"""CPU seconds for all tests of a fault."""
 COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
           "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
 HEAVY = ("numpy", "sympy", "islpy", "jinja2", "torch")
 """Imported once, before a process for each fault is forked."""
 NONE = "none"
 OPEN = "not explained yet"
+LATE = f"{NONE}: its tests were not finished"
 
 Change = tuple[str, str]
 RULES: dict[str, tuple[Change, ...]] = {
@@ -182,55 +192,85 @@ def write_table(table: dict[str, str]) -> None:
 # ------------------------------------------------------------------ one fault
 
 
+_running: set[int] = set()
+"""The processes that run tests of this one."""
+
+
 class Reporter:
-    """The first test that fails."""
+    """Runs the tests of `make test` first. Notes which test runs, and the first that fails."""
 
     failed = ""
 
-    def pytest_runtest_logreport(self, report: object) -> None:
-        if report.failed and not self.failed:  # type: ignore[attr-defined]
-            self.failed = report.nodeid  # type: ignore[attr-defined]
+    def __init__(self, running: Path) -> None:
+        self._running = running
 
-    def pytest_collectreport(self, report: object) -> None:
-        self.pytest_runtest_logreport(report)
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        later = cover.listed()
+        items.sort(key=lambda item: cover.is_later(item.nodeid, later))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running.write_text(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
 
 
-def first_failure(room: Path, tests: list[str], seconds: float = SECONDS) -> str:
+def first_failure(
+    room: Path, tests: list[str], seconds: float = SECONDS, whole: float = WHOLE
+) -> str:
     """Run tests in a copy of the repository, in a process of their own, until one fails.
 
     Returns:
-        Its name, `it hangs`, `it crashes`, or nothing where all pass.
+        Its name; for a test that hangs or crashes its name and that; LATE where all tests together
+        take too long, and nothing where all pass.
     """
-    answer = room / "answer"
+    answer, running = room / "answer", room / "running"
     answer.unlink(missing_ok=True)
+    running.write_text("")
     child = os.fork()
     if child == 0:
-        _child(room, tests, answer)
-    end = time.monotonic() + 20 * seconds  # of a machine that does other things, too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _child(room, tests, answer, running)
+    with suppress(OSError):
+        os.setpgid(child, child)  # the child does so, too; whoever comes first
+    end = time.monotonic() + 20 * whole  # of a machine that does other things, too
+    _running.add(child)
+    test, began = "", 0.0
     while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > end or _cpu(child) > seconds:
-            with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+        used = _cpu(child)
+        if (now := running.read_text()) != test:
+            test, began = now, used
+        hangs = used - began > seconds
+        if hangs or used > whole or time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return "it hangs"
+            _running.discard(child)
+            return f"{test} hangs" if hangs else LATE
         time.sleep(0.1)
-    return answer.read_text() if answer.exists() else "it crashes"
+    _running.discard(child)
+    return answer.read_text() if answer.exists() else f"{running.read_text()} crashes"
 
 
-def _child(room: Path, tests: list[str], answer: Path) -> None:
+def _child(room: Path, tests: list[str], answer: Path, running: Path) -> None:
     os.setpgid(0, 0)
     log = os.open(room / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1), os.dup2(log, 2)
     try:
-        import pytest
-
         os.chdir(room)
-        os.environ |= {"PYTHONPATH": str(room), "MASKC_EMULATOR_DIR": str(room / "emulator")}
+        os.environ |= {"PYTHONPATH": str(room), "MASKC_EMULATOR_DIR": str(room / "emulator"),
+                       "PYTEST_DEBUG_TEMPROOT": str(room)}  # fmt: skip
         sys.path.insert(0, str(room))
         for name in [name for name in sys.modules if name.split(".")[0] in ("maskc", "tests")]:
             del sys.modules[name]
-        reporter = Reporter()
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not matrix"]
+        reporter = Reporter(running)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark",
+                   "-m", "not gpu and not matrix"]  # fmt: skip
         code = pytest.main([*options, *tests], plugins=[reporter])
         answer.write_text(reporter.failed or ("" if code in (0, 5) else "it does not start"))
     except BaseException:
@@ -258,28 +298,76 @@ def copied(room: Path) -> None:
             shutil.copy(source, room / name)
 
 
-def tried(faults: list[Fault], say: Callable[[str], None] = print) -> None:
-    """Plant faults one after another, and add each to the table at once."""
+class Room:
+    """A copy of the repository, in which one process plants faults one after another."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="maskc-mutants-", ignore_cleanup_errors=True
+        )
+        self._path, self._broken = Path(self._folder.name), set[str]()
+        copied(self._path)
+
+    def close(self) -> None:
+        """Delete the copy."""
+        self._folder.cleanup()
+
+    def finder(self, fault: Fault) -> str:
+        """Return what finds a fault. A test that fails without it, too, is left out after that."""
+        while True:
+            skipped = (f"--deselect={name}" for name in sorted(self._broken))
+            found = planted_in(self._path, fault, [*tests_of(fault.file), *skipped])
+            name = found.removesuffix(" hangs").removesuffix(" crashes")
+            if "::" not in name or not first_failure(self._path, [name]):
+                return found or f"{NONE}: {OPEN}"
+            self._broken.add(name)
+
+
+_rooms: list[Room] = []
+"""The room of this process, made when its first fault comes."""
+
+
+def _finder(fault: Fault) -> str:
+    if not _rooms:
+        _rooms.append(Room())
+    return _rooms[0].finder(fault)
+
+
+def _leave(*_: object) -> None:
+    """End this process and the tests that it runs, because time is up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for child in _running:
+        os.killpg(child, signal.SIGKILL)
+    for room in _rooms:
+        room.close()
+    os._exit(1)
+
+
+def tried(faults: list[Fault], jobs: int, seconds: float, say: Callable[[str], None]) -> None:
+    """Plant faults, and add each to the table at once.
+
+    Args:
+        faults: which.
+        jobs: processes side by side.
+        seconds: after these, faults that have no answer are left for the next time.
+        say: what prints each answer.
+    """
     for name in HEAVY:
         with suppress(ImportError):
             import_module(name)
-    with tempfile.TemporaryDirectory(prefix="maskc-mutants-") as folder:
-        room, broken = Path(folder), set[str]()
-        copied(room)
-        for fault in faults:
-            tests = tests_of(fault.file)
-            while True:
-                asked = [*tests, *(f"--deselect={name}" for name in sorted(broken))]
-                found = planted_in(room, fault, [*asked, "--soon"]) or planted_in(
-                    room, fault, asked
-                )
-                if "::" not in found or not first_failure(room, [found]):
-                    break
-                broken.add(found)  # it fails without a fault, too
-            table = read_table()
-            table[fault.key] = found or f"{NONE}: {OPEN}"
+    pool = ProcessPoolExecutor(jobs, get_context("fork"), signal.signal, (signal.SIGTERM, _leave))
+    answers = {pool.submit(_finder, fault): fault for fault in faults}
+    try:
+        for answer in as_completed(answers, timeout=seconds):
+            table, key = read_table(), answers[answer].key
+            table[key] = answer.result()
             write_table(table)
-            say(f"{table[fault.key]}  <-  {fault.key}")
+            say(f"{table[key]}  <-  {key}")
+    except TimeoutError:
+        say(f"Time is up: {sum(not answer.done() for answer in answers)} faults have no answer.")
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 def planted_in(room: Path, fault: Fault, tests: list[str]) -> str:
@@ -298,6 +386,8 @@ def planted_in(room: Path, fault: Fault, tests: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", default="1/1", help="which part of the faults: 3/40")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--minutes", type=float, default=1e4, help="stop after these")
     parser.add_argument("--only", default="*", help="faults of files of this name, with * and ?")
     parser.add_argument("--again", action="store_true", help="those that are in the table, too")
     parser.add_argument("--list", action="store_true")
@@ -314,7 +404,9 @@ def main() -> None:
     elif options.list:
         print("\n".join(fault.key for fault in faults))
     else:
-        tried([fault for fault in faults if options.again or fault.key not in table])
+        known = {} if options.again else {key for key in table if table[key] != LATE}
+        todo = [fault for fault in faults if fault.key not in known]
+        tried(todo, options.jobs, 60 * options.minutes, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,13 @@ def test_the_mask_is_its_mask_mod(row):
         kept = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
         expected = mc.Mask.dense(row.mask(), n, n, **own)
         np.testing.assert_array_equal(kept.numpy(), expected.reshape(-1, n, n)[0])
+    if row.promised:
+        (ids,), (name,) = data.values(), data
+        by_lengths = batches._by_lengths(ids, "cpu")
+        live = row.mask().dense(n, n, **{name: by_lengths})
+        np.testing.assert_array_equal(live, row.mask().dense(n, n, **data))
+        counts = [np.unique(one, return_counts=True)[1] for one in ids]
+        assert by_lengths.max_seqlen == max(map(max, counts))
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from tests.support.thorough import more
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 
 
-def case_of(mask: mc.Mask) -> Case:
-    return Case("c", mask, 2, 4, 2, 60, 60, 16, DType.float32)
+def case_of(mask: mc.Mask, **data) -> Case:
+    return Case("c", mask, 2, 4, 2, 60, 60, 16, DType.float32, data)
 
 
 # ------------------------------------------------------------------ FlashAttention 4
@@ -54,29 +54,45 @@ def pretended(monkeypatch: pytest.MonkeyPatch):
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
+    def flash_attn_varlen_func(q, k, v, softmax_scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                               max_seqlen_k, causal):  # fmt: skip
+        assert cu_seqlens_q is cu_seqlens_k
+        lengths = cu_seqlens_q.diff()
+        assert q.shape == (lengths.sum(), *q.shape[1:])
+        assert (max_seqlen_q, max_seqlen_k) == (lengths.max(), lengths.max())
+        window = None, 0 if causal else None
+        parts = zip(*(x[None].split(lengths.tolist(), 1) for x in (q, k, v)), strict=True)
+        outs = [flash_attn_func(*x, softmax_scale, window_size=window)[0] for x in parts]
+        return torch.cat(outs, 1)[0], None
+
     names = ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules[names[-1]].flash_attn_func = flash_attn_func
+    sys.modules[names[-1]].flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setattr(fa4, "installed", lambda: True)
+
+
+IDS = np.repeat([[3, 4, 7], [0, 0, 1]], 20, axis=1)
 
 
 @needs_torch
 @pytest.mark.parametrize(
-    "mask",
+    ("mask", "data"),
     [
-        more(mc.full()),
-        mc.causal(),
-        more(mc.window.hf(9)),
-        mc.window(7, 3),
-        more(mc.window(None, 5)),
+        more(mc.full(), {}),
+        (mc.causal(), {}),
+        more(mc.window.hf(9), {}),
+        (mc.window(7, 3), {}),
+        more(mc.window(None, 5), {}),
+        (mc.documents("x") & mc.causal(), {"x": IDS}),
+        more(mc.documents("x"), {"x": IDS[0]}),
     ],
-    ids=str,
 )
-def test_fa4_is_asked_for_the_mask(mask: mc.Mask, pretended: None, monkeypatch):
+def test_fa4_is_asked_for_the_mask(mask: mc.Mask, data: dict, pretended: None, monkeypatch):
     monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
     ask = Ask(Target.named("cpu"), impls=("maskc", "fa4"), repeats=1)
-    rows = bench_case(case_of(mask), ask).rows
+    rows = bench_case(case_of(mask, **data), ask).rows
     assert [(r["impl"], r["direction"], r["ok"]) for r in rows] == [
         ("maskc", "fwd", True), ("fa4", "fwd", True), ("maskc", "bwd", True), ("fa4", "bwd", True)
     ]  # fmt: skip
@@ -84,6 +100,8 @@ def test_fa4_is_asked_for_the_mask(mask: mc.Mask, pretended: None, monkeypatch):
 
 def test_fa4_has_no_words_for_other_masks():
     assert fa4.options(form_of(case_of(mc.causal() | mc.prefix(3)))) is None
+    assert fa4.options(form_of(case_of(mc.documents("x") & mc.window(7), x=IDS))) is None
+    assert fa4.options(form_of(case_of(mc.flags("x"), x=IDS > 0))) is None
     assert fa4.options(form_of(case_of(mc.window.hf(9)))) == {
         "causal": True, "window_size": (8, 0)
     }  # fmt: skip

@@ -115,6 +115,20 @@ def test_the_promise_decides_the_tiles():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("make", [np.array, list, torch.tensor])
+def test_lengths_on_the_host_decide_the_tiles(make, hopper):
+    """Without a promise, except in deterministic passes, which may not depend on the batch; tensors
+    stand for those of a card, which nobody reads."""
+    attn, given = compiled(DOCUMENTS), made(300)
+    runs = []
+    for deterministic in (False, True):
+        ends = mc.cu_seqlens(make([60 * i for i in range(6)]))
+        attn(*given[:3], doc=ends, deterministic=deterministic)
+        runs.append(attn.last_sources[-1].split()[0])
+    on_host = make is not torch.tensor
+    assert runs == ["sm_90a_small" if on_host else "sm_90a", "sm_90a"]
+
+
 def test_neighbours_change_no_bit():
     neighbours_change_no_bit(
         compiled(MASKS["causal"]), 64, (1, 37, 80), lambda own: on_device([own]),

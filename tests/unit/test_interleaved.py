@@ -10,9 +10,12 @@ import maskc as mc
 from maskc.core.bundle import INTERLEAVED
 from maskc.core.problem import Direction
 from maskc.dispatch.selector import tuning_key
+from maskc.runtime.device_lists.lists_launch import ListsPlan
+from tests.support.documents import neighbours_change_no_bit
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
 from tests.support.hopper import BAND, compiled, given, modes, same_bits
+from tests.support.judged_lists import on_device
 from tests.support.thorough import more
 
 PAIRS = mc.causal() & (mc.strided(7) | mc.window(20))
@@ -63,13 +66,54 @@ def test_against_fp64(mask, dim, sizes, heads, options):
     assert forward_modes(attn) == {INTERLEAVED}
 
 
-def test_data_of_sequences_on_the_host():
-    mask = mc.flags("x") & BAND
-    flags = np.random.default_rng(0).random((2, 150)) < 0.6
-    attn = compiled(mask, 64, mode=INTERLEAVED)
-    live = torch.from_numpy(mask.dense(150, 150, x=flags)).reshape(2, 1, 150, 150)
-    check(attn, given(150, 150, 64, batch=2, heads=8, kv_heads=2), live, data={"x": flags})
-    assert forward_modes(attn) == {INTERLEAVED}
+N = 150
+
+
+def flags(rng):
+    return rng.random((2, N)) < 0.6
+
+
+def prefixes(rng):
+    last = np.broadcast_to(rng.integers(20, N, (2, 1)), (2, N))
+    return np.zeros_like(last), last
+
+
+def images(rng):
+    first = np.arange(N) // 40 * 40
+    return np.stack([first, first + 7]), np.stack([first + 25, first + 45])
+
+
+def documents(rng):
+    return np.sort(rng.integers(0, 6, (2, N)))
+
+
+def tables(rng):
+    return rng.random((2, 1, 3, 3)) < 0.4
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize(
+    ("mask", "draw", "dim", "heads"),
+    [
+        (mc.flags("x") & BAND, flags, 64, (8, 2)),
+        (mc.causal() & mc.window(40) | mc.intervals("x"), prefixes, 256, (4, 1)),
+        more(mc.window(30, 0) | mc.intervals("x") & mc.window(30, 30), images, 256, (8, 4)),
+        (mc.documents("x") & mc.causal(), documents, 64, (16, 2)),
+        more(mc.documents("x"), documents, 256, (4, 1)),
+        more(mc.block_table("x", 64) & mc.causal(), tables, 64, (2, 1)),
+    ],
+)
+def test_data_of_sequences(mask, draw, dim, heads, where, monkeypatch):
+    """Lists of both, those that a device makes checked against the host's."""
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    data = draw(np.random.default_rng(0))
+    live = torch.from_numpy(mask.dense(N, N, x=data)).reshape(2, 1, N, N)
+    attn = compiled(mask, dim, mode=INTERLEAVED)
+    x = on_device(data) if where == "device" else data
+    made = given(N, N, dim, batch=2, heads=heads[0], kv_heads=heads[1])
+    check(attn, made, live, data={"x": x})
+    assert isinstance(attn._last[1], ListsPlan) == (where == "device")
+    assert attn.last_sources[-1] == f"sm_90a {INTERLEAVED}"
 
 
 @pytest.mark.parametrize("dim", [64, 256])
@@ -105,14 +149,53 @@ def test_calls_without_the_mode(mask, dim, heads, made, options):
     assert INTERLEAVED not in forward_modes(attn)
 
 
-def test_data_on_the_device_is_without_the_mode():
-    mask = mc.flags("x") & BAND
-    flags = np.random.default_rng(0).random((2, 150)) < 0.6
+def test_data_of_heads_on_the_device_are_without_the_mode():
+    mask = mc.block_table("x", 64) & mc.causal()
+    table = np.random.default_rng(0).random((1, 8, 3, 3)) < 0.6
     attn = compiled(mask, 64, mode=INTERLEAVED)
-    live = torch.from_numpy(mask.dense(150, 150, x=flags)).reshape(2, 1, 150, 150)
-    made = given(150, 150, 64, batch=2, heads=8, kv_heads=2)
-    check(attn, made, live, data={"x": torch.from_numpy(flags)})
+    live = torch.from_numpy(mask.dense(N, N, x=table)).reshape(1, 8, N, N)
+    check(attn, given(N, N, 64, heads=8), live, data={"x": on_device(table)})
+    assert isinstance(attn._last[1], ListsPlan)
     assert INTERLEAVED not in forward_modes(attn)
+
+
+def test_lists_without_room_have_larger_tiles(monkeypatch):
+    """Narrow tiles have more entries than the default ones, which fit."""
+    mask = mc.flags("x") & BAND
+    attn, x = compiled(mask, 64, mode=INTERLEAVED), on_device(flags(np.random.default_rng(0)))
+    made = given(N, N, 64, batch=2, heads=8, kv_heads=2)[:3]
+    monkeypatch.setattr("maskc.runtime.device_lists.data._MOST_TILES", 2)
+    attn(*made, x=x)
+    assert isinstance(attn._last[1], ListsPlan)
+    assert INTERLEAVED not in forward_modes(attn)
+
+
+def test_neighbours_change_no_bit():
+    attn = compiled(mc.documents("doc") & mc.causal(), mode=INTERLEAVED)
+    neighbours_change_no_bit(
+        attn, 64, (1, 37, 80), lambda own: on_device(np.zeros(own, np.int32)),
+        [([30], [5, 60]), ([79, 64, 70], [33, 80])],
+        [lambda lengths: on_device(np.repeat(np.arange(len(lengths)), lengths))],
+        heads=4, kv_heads=1, device="cpu",
+    )  # fmt: skip
+    assert INTERLEAVED in forward_modes(attn)
+
+
+@pytest.mark.parametrize(
+    ("mask", "dim", "heads", "mode"),
+    [
+        (mc.window.hf(64) | mc.intervals("x"), 256, (4, 1), INTERLEAVED),
+        (mc.window.hf(64) | mc.intervals("x"), 256, (4, 4), "persistent"),
+        (mc.intervals("x"), 256, (4, 1), "persistent"),
+    ],
+)
+def test_masks_of_data_take_the_mode_for_typical_data(mask, dim, heads, mode):
+    """Spans that add keys to a window are few; by themselves they may hold all keys."""
+    attn, n = mask.compile(dim, target="sm_90a"), 500
+    made = given(n, n, dim, heads=heads[0], kv_heads=heads[1])[:3]
+    span = np.zeros((1, n), np.int32)
+    attn(*made, x=on_device((span, span + 5)))
+    assert attn.last_sources[-1] == f"sm_90a {mode}"
 
 
 def test_windows_take_it():

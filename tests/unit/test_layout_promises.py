@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from maskc.core.errors import DataRange, DataType
 from maskc.core.expr import ALWAYS, K, Q, conj, const, le, sub
 from maskc.core.problem import Direction, TileShape
 from maskc.dispatch.stand_ins import LONGEST, SAMPLE, _packed, of_documents
-from maskc.layout import bind_arrays, longest_promised, promised
+from maskc.layout import bind_arrays, longest_on_host, longest_promised, promised
 from maskc.layout.inputs.max_seqlen import NO_PROMISE, promises, rounded
 
 DOC = DataDecl("doc", DataKind.documents, ("doc.q", "doc.k"))
@@ -74,11 +76,19 @@ def test_queries_and_keys_promise_together():
     assert longest_promised("doc", of(7)) == 16
 
 
+def test_the_host_counts_lengths_that_it_has():
+    far = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    assert longest_on_host(of(None)) == longest_on_host(of(None, ENDS.tolist())) == 16
+    assert longest_on_host((of(None), of(None, np.array([[0, 1, 90], [0, 60, 90]])))) == 96
+    assert longest_on_host(ENDS) is None
+    assert longest_on_host((of(None), of(None, far))) is None
+
+
 @given(st.integers(0, 1 << 31))
 def test_rounded_up_a_little(most):
-    found = rounded(most)
-    assert most <= found <= max(16, most * 1.25 + 15)
-    assert rounded(found) == found
+    most_rounded = rounded(most)
+    assert most <= most_rounded <= max(16, most * 1.25 + 15)
+    assert rounded(most_rounded) == most_rounded
 
 
 def test_few_plans_for_many_promises():

@@ -128,6 +128,7 @@ ATTENTION = {
         ("moved_arguments.h", "Moved", {"": abi.MOVED_FIELDS}),
         ("page_arguments.h", "PageStep", {"": abi.STEP_FIELDS}),
         ("page_arguments.h", "PagedRows", {"": abi.PAGED_ROWS_FIELDS}),
+        ("page_arguments.h", "BlockRows", {"": abi.BLOCK_ROWS_FIELDS}),
     ],
 )
 def test_argument_blocks_are_those_of_the_package(files, file, struct, blocks):

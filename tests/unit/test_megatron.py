@@ -117,12 +117,16 @@ def test_packed_sequences(padded):
         keep[own, own] = torch.ones(n, n, dtype=torch.bool).tril()
     params = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=stored,
-        cu_seqlens_kv_padded=stored,
+        cu_seqlens_kv_padded=stored, max_seqlen_q=22,
     )  # fmt: skip
     got = layer(AttnMaskType.padding_causal)(q, k, v, None, packed_seq_params=params)
     want = exact(*(x[:, None] for x in tensors), keep)[:, 0]
     assert got.shape == (tokens, 64)
     same(got, want, tensors)
+    if not padded:
+        params.max_seqlen_q = 21
+        with pytest.raises(MaskcError, match="has 22 tokens, and max_seqlen promises 21"):
+            layer(AttnMaskType.padding_causal)(q, k, v, None, packed_seq_params=params)
     other = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends.clone())
     with pytest.raises(MaskcError, match="cu_seqlens_kv must be the tensor of queries"):
         layer()(q, k, v, None, packed_seq_params=other)

@@ -43,7 +43,8 @@ def test_the_choice_is_the_same_in_every_process():
 @pytest.mark.parametrize(
     ("body", "found"),
     [("assert 1 + 1 == 2", ""), ("assert 1 + 1 == 3", "tests/test_x.py::test_x"),
-     ("__import__('os').kill(0, 9)", "it crashes"), ("while True: pass", "it hangs")],
+     ("__import__('os').kill(0, 9)", "tests/test_x.py::test_x crashes"),
+     ("while True: pass", "tests/test_x.py::test_x hangs")],
 )  # fmt: skip
 def test_the_first_failure(tmp_path, body, found):
     (tmp_path / "pyproject.toml").write_text(

@@ -246,7 +246,7 @@ def promise(most, pointer=7 << 20) -> CuSeqlens:
 
 
 def rows_of(machine: Machine) -> int:
-    """Queries of a tile of the last forward pass."""
+    """Queries of a tile of the last forward pass: 96 of 192 rows if two heads are interleaved."""
     return machine.driver.listed.tile[0]
 
 
@@ -263,16 +263,18 @@ def test_short_documents_run_in_small_tiles(machine):
 
 
 def test_host_and_device_choose_alike(machine):
-    """And neither asks which documents there are, nor how many."""
+    """And neither asks which documents there are, nor how many, unless a call that need not be
+    deterministic promises nothing."""
     mask = compiled()
     for most in (80, 3000, None):
         mask(*given(n=300), doc=promise(most))
         rows = rows_of(machine)
         machine.launched()
         for n, ends in ((300, [0, 70, 150, 230, 300]), (130, [0, 1, 80, 130]), (64, [0, 64])):
-            mask(*given(n=n), doc=mc.cu_seqlens(np.array(ends), max_seqlen=most))
+            documents = mc.cu_seqlens(np.array(ends), max_seqlen=most)
+            mask(*given(n=n), doc=documents, deterministic=most is None)
             ((_, _, threads),) = machine.launched()
-            assert threads == {64: 256, 192: 512}[rows], (most, n)
+            assert threads == {64: 256, 192: 512, 96: 512}[rows], (most, n)
 
 
 def test_the_exact_promise_goes_to_the_device(machine):

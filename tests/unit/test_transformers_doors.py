@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import maskc as mc
-from maskc.core.errors import BadOption, DataMissing, ExtraMissing, ModelMask, NotAMask
+from maskc.core.errors import BadOption, DataMissing, DataRange, ExtraMissing, ModelMask, NotAMask
 from maskc.integrations import transformers as hf
 from tests.support import models
 
@@ -231,6 +231,12 @@ def test_a_vision_tower_with_cumulative_lengths() -> None:
     torch.testing.assert_close(out, right.transpose(1, 2))
     with pytest.raises(ModelMask, match="cu_seq_lens"):
         run(torch.nn.Module(), q, k, v, None, cu_seq_lens_q=lengths)
+    given = {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths}
+    for longest in (5, torch.tensor(4)):  # a tensor may be on a card, and is not read
+        promised, _ = run(torch.nn.Module(), q, k, v, None, **given, max_length_q=longest)
+        assert torch.equal(promised, out)
+    with pytest.raises(DataRange, match="max_seqlen promises 4"):
+        run(torch.nn.Module(), q, k, v, None, **given, max_length_q=4)
 
 
 def test_the_result_is_contiguous_and_operands_need_not_be() -> None:

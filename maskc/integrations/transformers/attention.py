@@ -74,7 +74,7 @@ def run(
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, is_causal: bool | None = None, position_ids: Any = None,
     position_bias: Any = None, cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None,
-    compute: Any = None, **others: Any,
+    max_length_q: Any = None, compute: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
     """Compute attention with the signature of `AttentionInterface`.
 
@@ -94,6 +94,7 @@ def run(
         position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
         cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
         cu_seq_lens_k: the same for keys.
+        max_length_q: the longest segment. Integers choose tiles; tensors are not read.
         compute: replacement of `maskc.attention`, with its arguments.
         others: ignored where they are known to say nothing about attention.
 
@@ -118,7 +119,8 @@ def run(
     else:
         mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        mask, data = _segmented(module, mask, data, query, key, cu_seq_lens_q, cu_seq_lens_k)
+        lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q
+        mask, data = _segmented(module, mask, data, query, key, *lengths)
     if (extra := module.__dict__.get(EXTRA)) is not None:
         mask = _with_extra(module, mask, extra, attention_mask)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
@@ -247,8 +249,9 @@ _LOST = PackingLost.message.format("a model", "some", "some") + "; " + PackingLo
 
 
 def _segmented(
-    module: Any, mask: Mask, data: dict[str, Any], query: Any, key: Any, of_q: Any, of_k: Any
-) -> tuple[Mask, dict[str, Any]]:
+    module: Any, mask: Mask, data: dict[str, Any], query: Any, key: Any, of_q: Any, of_k: Any,
+    longest: Any,
+) -> tuple[Mask, dict[str, Any]]:  # fmt: skip
     """The mask inside segments that cumulative lengths give, as vision towers pack images."""
     import torch
 
@@ -256,7 +259,9 @@ def _segmented(
     if not same or query.shape[2] != key.shape[2] or query.shape[0] != 1:
         what = "cu_seq_lens of queries and keys that differ, or with several sequences"
         raise ModelMask(_name(module), what, _EAGER)
-    return _joined(mask, _SEGMENTS), {**data, "segments": cu_seqlens(of_q)}
+    is_known = isinstance(longest, int) and not torch.compiler.is_compiling()
+    segments = cu_seqlens(of_q, longest if is_known else None)
+    return _joined(mask, _SEGMENTS), {**data, "segments": segments}
 
 
 _SEGMENTS = documents("segments")

@@ -10,6 +10,7 @@ import numpy as np
 
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import DataRange, DataType
+from maskc.layout.inputs.host import to_host
 
 NO_PROMISE = (1 << 31) - 1
 """Tokens that no document exceeds."""
@@ -51,6 +52,29 @@ def longest_promised(name: str, given: object) -> int | None:
     promised_lengths = [promised(name, one) for one in sides]
     known = [most for most in promised_lengths if most is not None]
     return rounded(max(known)) if known and len(known) == len(promised_lengths) else None
+
+
+def longest_on_host(given: object) -> int | None:
+    """Return the longest document of cumulative lengths on the host, rounded up like a promise.
+
+    None stands for ids of documents, or for lengths on a device.
+
+    Args:
+        given: documents, checked.
+    """
+    sides = given if isinstance(given, tuple) else (given,)
+    longest = 0
+    for one in sides:
+        if not isinstance(one, CuSeqlens) or not _is_on_host(one.array):
+            return None
+        lengths = np.diff(to_host(one.array).astype(np.int64))
+        longest = max(longest, int(lengths.max(initial=0)))
+    return rounded(longest)
+
+
+def _is_on_host(array: object) -> bool:
+    known = isinstance(array, (np.ndarray, list, tuple))
+    return known or getattr(getattr(array, "device", None), "type", "") == "cpu"
 
 
 def rounded(most: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import DETERMINISTIC, Bundle, SourceUnit
+from maskc.core.bundle import DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction, Feature
@@ -25,7 +26,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import launch_plan
-from maskc.dispatch.packing import packed
+from maskc.dispatch.packing import interleaved_heads, narrowed, packed
 from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
@@ -93,11 +94,21 @@ class DataLists:
             Unlisted: sequences are too long or too many.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
+        *better, fallback = self._programs(unit, wanted, bound, place)
+        for program, tokens in better:  # lists of the fallback's larger tiles are shorter
+            with suppress(Unlisted):
+                return self._plan_of(program, tokens, wanted, bound, outputs)
+        return self._plan_of(*fallback, wanted, bound, outputs)
+
+    def _plan_of(
+        self, program: Emitted, place: Place, wanted: Pass, bound: Bound,
+        outputs: tuple[Output, ...],
+    ) -> ListsPlan:  # fmt: skip
+        """Plan a pass that runs one program; errors as of `plan`."""
         if self._unit is None:
             raise Unlisted
-        bundle, given = self._built.bundle, bound.given
-        program, place = self._program(unit, wanted, bound, place)
-        unit, mode = program.unit, program.mode
+        bundle, given, mode = self._built.bundle, bound.given, program.mode
+        unit = narrowed(program.unit, interleaved_heads(mode, place))
         by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
         kept = self._kept(unit, place.sizes, bound, wanted.direction, by_head)
         placed = unit.work is None or mode == DETERMINISTIC
@@ -106,28 +117,36 @@ class DataLists:
             unit=unit, sizes=place.sizes, given=given, readings=self._readings,
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
-            kept=int((ptr[:, -1] - ptr[:, 0]).max()), wide=kept.wide, packed=place.packed,
+            kept=int((ptr[:, -1] - ptr[:, 0]).max()), wide=kept.wide,
+            packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
         if too_many or making.room()[1] > _MOST_ENTRIES:
             raise Unlisted
-        return self._planned(self._unit, making, mode, kept, wanted, bound, place, outputs)
+        rest = (program, kept, wanted, bound, place, outputs)
+        return self._planned(self._unit, making, *rest)
 
-    def _program(
+    def _programs(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
-    ) -> tuple[Emitted, Place]:
-        """Return the program and the tokens, with heads packed into rows of one tile if they
-        fit."""
+    ) -> list[tuple[Emitted, Place]]:
+        """List the best programs with their tokens, the best one first: a second one has larger
+        tiles.
+
+        Query heads are rows of one tile if they fit, or if that takes less time.
+        """
         bundle, selector = self._built.bundle, self._built.selector
+        shapes = {
+            name: np.broadcast_to(np.int32(0), source.shape)
+            for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
+        }
+        bound = replace(bound, arrays=shapes)
         if not self._by_documents:
-            shapes = {
-                name: np.broadcast_to(np.int32(0), source.shape)
-                for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
-            }
-            fit = packed(bundle, unit, wanted, replace(bound, arrays=shapes), place)
+            fit = packed(bundle, unit, wanted, bound, place)
             if fit is not None and fit[0].unit.work is not None:
-                return fit
-        return selector.choose(unit, wanted, bound, place), place
+                return [fit]
+        whole = selector.choose(unit, wanted, bound, place), place
+        best = selector.interleave(unit, wanted, bound, place, whole[0])
+        return [whole] if best[0] is whole[0] else [best, whole]
 
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool
@@ -143,7 +162,8 @@ class DataLists:
             raise Unlisted
         params, reach = bound.params, _reach(unit, bound)
         heads = sizes.heads_q if by_head else 0
-        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads, reach)
+        lengths = unit.tile, sizes.n_q, sizes.n_kv
+        key = (unit.key, direction, *lengths, tuple(params.values()), heads, reach)
         tables = self._tables.get(key)
         if tables is None:
             kept_unit = replace(unit, work=None)
@@ -158,19 +178,21 @@ class DataLists:
         return tables
 
     def _planned(
-        self, source: SourceUnit, making: Making, mode: str, kept: Tables, wanted: Pass,
+        self, source: SourceUnit, making: Making, program: Emitted, kept: Tables, wanted: Pass,
         bound: Bound, place: Place, outputs: tuple[Output, ...],
     ) -> ListsPlan:  # fmt: skip
         """The plan of a pass.
 
         Args:
             source: makes the lists.
+            making: the lists that it reads.
+            program: what runs.
             kept: what the masks could keep.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        built, unit, index = self._built, making.unit, wanted.device[1]
+        built, index, unit, mode = self._built, wanted.device[1], program.unit, program.mode
         batches, heads = making.extents
         work = None
         if unit.work is not None:

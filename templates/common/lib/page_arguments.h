@@ -75,3 +75,22 @@ struct PagedRows {
     i32 page_size;  // tokens of a page
     i32 page_count;  // pages of a pool
 };
+
+struct BlockRows {
+    const void *source;  // rows of q, or results of blocks
+    void *to;  // blocks, or results of tokens
+    const float *lse;  // results of blocks
+    float *lse_to;  // [tokens][heads]
+    const i32 *rows;  // [blocks][block]: row of q of each query, or null: in order
+    const i32 *places;  // [tokens]: query among those of all blocks, or null: in order
+    const unsigned char *is_real;  // [tokens]: whether a block has it, or null: all
+    i64 token_step[2];  // bytes between tokens, heads
+    i64 block_step[3];  // bytes between blocks, heads, queries
+    i64 lse_step[3];  // elements likewise, of `lse`
+    i32 units;  // of a row
+    i32 unit;  // bytes that are copied at once: 16, 8, 4 or 2
+    i32 heads;  // of queries
+    i32 tokens;  // rows of q
+    i32 block;  // queries of a block
+    i32 blocks;  // of queries
+};
