@@ -273,7 +273,7 @@ class CallPlanner:
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool, accumulates: bool, order: Order | None,
+        bound: Bound, ordered: bool, accumulates: bool = False, order: Order | None = None,
     ) -> Planned:  # fmt: skip
         """Plan a checked call: in parts if that takes less time, otherwise as a whole."""
         bundle, direction = self.bundle, wanted.direction
