@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -137,9 +137,19 @@ class Recipe:
         )  # fmt: skip
         if problem.score is not None:
             key = (*key, problem.score.loc)
-        bundle = on_this_card(remembered(key, lambda: emit_bundle(self.plan, self.name)))
+        bundle = on_this_card(remembered(key, self._emitted))
         made = CompiledMask(bundle, target, self, held=held, inputs=inputs)
         return made.of_any_dtype() if self.any_dtype else made
+
+    def _emitted(self) -> Bundle:
+        """Stages 2 to 6; meanwhile a thread loads the compiler of the sources."""
+        from maskc.build.nvrtc import warm_up
+        from maskc.build.toolchain import gpus
+        from maskc.runtime.launch import ahead
+
+        if self.target.language == "cuda" and gpus():
+            ahead.start([partial(warm_up, self.target.name)])
+        return emit_bundle(self.plan, self.name)
 
     def double(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
         """Return the reference, which runs calls in float64 on a CPU."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.attention_call import AttentionCall, CallOptions
-from maskc.core.data import DataKind
+from maskc.core.data import DataKind, Parents
 from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import (
     BadPages,
@@ -43,6 +43,7 @@ from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
+from maskc.layout.inputs.call_data import times_of_parents
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.autograd import has_modes, is_compiling, needs_torch
@@ -69,13 +70,17 @@ _LAYOUTS = ("NHD", "HND")
 _POOL_DTYPES = (E4M3, DType.float8_e4m3fn.short, str(DType.float8_e4m3fn))
 _ROWS = 128
 """Rows of a tile of queries, which the heads of a key/value head share."""
+_VECTOR = 16
+"""Bytes to whose multiple kernels align rows of results."""
 _ALIGNED = 32
 """int32 entries to which every array of a step is rounded up in memory."""
 _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 FIRST, END = "paged_first_key", "paged_end_key"
 """Parameters of masks between two keys."""
-_RUN = ("scale", "softcap", "alibi_slopes", "sink_logits", "k_scale", "v_scale", "deterministic")
+_RUN = (
+    "scale", "softcap", "alibi_slopes", "sink_logits", "k_scale", "v_scale", "deterministic", "out",
+)  # fmt: skip
 """Options of a run."""
 _MOST_SCALES = 512
 """Entries for pairs of scales that a plan remembers, up to two for a pair."""
@@ -240,10 +245,11 @@ class PagedAttention:
             max_seqlen_kv: upper bound on the keys of a sequence, now and after updates;
                 W * page_size when None. Needed if kv_indptr is on a GPU.
             shared_keys: number of tokens at the beginning of all sequences that are in the same
-                pages, a multiple of page_size. A run reads them once for many sequences, in a
-                separate launch, and merges the results. Not for masks with data.
+                pages, a multiple of page_size; the method `shared_keys` counts them. A run reads
+                them once for many sequences, in a separate launch, and merges the results. Not for
+                masks with data.
             **data: data of the mask, [S, max_seqlen_kv] or [max_seqlen_kv]: an entry per token;
-                and parameters, as integers.
+                and parameters, as integers. The host reads trees given as `mc.parents(x)`.
 
         Returns:
             The plan, to be passed to `run` and `append`.
@@ -259,10 +265,47 @@ class PagedAttention:
             (total_q, max_seqlen_q, max_seqlen_kv), shared_keys, data,
         )  # fmt: skip
 
+    def shared_keys(self, page_table: Any, seq_lens_kv: Any) -> int:
+        """Return how many first keys all sequences have in the same pages: what `plan` is given.
+
+        Sequences that end earlier do not limit the number, and keys of one sequence alone do not
+        count. The host reads the arrays; where a plan's are on a GPU, pass the host's copies.
+
+        Args:
+            page_table, seq_lens_kv: as in `plan`, on the host.
+
+        Returns:
+            A multiple of page_size.
+
+        Raises:
+            BadPages: an array is on a GPU, or lengths do not fit the table (MC464).
+        """
+        parts = page_table if isinstance(page_table, tuple) else (page_table,)
+        for name, x in (("page_table", parts[0]), ("seq_lens_kv", seq_lens_kv)):
+            device = getattr(x, "device", "cpu")
+            if getattr(device, "type", device) != "cpu":
+                raise BadPages(name, "on the host, which reads it", f"one on {device}", at=name)
+        tables, lens = [np.asarray(x) for x in parts], np.asarray(seq_lens_kv)
+        if [x.ndim for x in tables] not in ([2], [1, 1]):
+            shapes = [list(x.shape) for x in tables]
+            raise BadPages("page_table", "[S, W], or a pair of vectors", shapes, at="page_table")
+        pages = PageLists.of_lists(*tables) if len(tables) > 1 else PageLists.of_rows(*tables)
+        _has(lens, pages.first.shape, "seq_lens_kv")
+        counts = np.minimum(-(-lens // self.page_size), pages.end - pages.first)
+        width = int(np.sort(counts)[-2]) if len(counts) > 1 else 0
+        if width <= 0:
+            return 0
+        entry = np.arange(width)
+        is_own = entry < counts[:, None]
+        page = pages.entries[np.where(is_own, pages.first[:, None] + entry, 0)]
+        differs = (is_own & (page != page[counts.argmax()])).any(0)
+        return self.page_size * int(differs.argmax() if differs.any() else width)
+
     def run(
         self, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, scale: float | None = None,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        k_scale: Any = None, v_scale: Any = None, deterministic: bool = False, **tables: Any,
+        k_scale: Any = None, v_scale: Any = None, deterministic: bool = False, out: Any = None,
+        **tables: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Compute the attention of one layer.
 
@@ -276,6 +319,8 @@ class PagedAttention:
             deterministic: make results batch-invariant: bitwise independent of the other sequences
                 in the call. Splits then depend on the number of keys only, which takes longer for
                 calls with few sequences.
+            out: memory for out, of its shape and dtype, with any strides; a new tensor when None.
+                Layers of a decoding step that repeat a launch write it without a copy.
             **tables: tables and parameters of the score formula.
 
         Returns:
@@ -295,14 +340,17 @@ class PagedAttention:
             options = scale, softcap, deterministic
             kind = _kind_of(plan._torch, q, k_pool, v_pool, options, alibi_slopes, sink_logits)
             if kind is not None:
-                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, plan, k_scale, v_scale)
+                if out is not None:
+                    self._check_out(out, q, v_pool, plan)
+                scales = k_scale, v_scale
+                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, plan, *scales, out)
                 if repeated is not None:
-                    return repeated
+                    return _stored(*repeated, out)
         if is_compiling(q):
             keywords = {
                 "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
                 "sink_logits": sink_logits, "k_scale": k_scale, "v_scale": v_scale,
-                "deterministic": deterministic, **tables,
+                "deterministic": deterministic, "out": out, **tables,
             }  # fmt: skip
             eager: tuple[Any, Any] = _eagerly(self.run, (q, k_pool, v_pool, plan), keywords)
             return eager
@@ -311,6 +359,8 @@ class PagedAttention:
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
+        if out is not None:
+            self._check_out(out, q, v_pool, plan)
         scales = plan.scales(k_scale, v_scale)
         for name in tables if self._options["score"] is None else ():
             raise unknown_keyword(name, (), _RUN)
@@ -323,7 +373,7 @@ class PagedAttention:
             plan.check(k_pool.shape[0])
             kind = None
         if not plan.tokens:
-            return _nothing(q, v_pool)
+            return _stored(*_nothing(q, v_pool), out)
         of_call = CallOptions(scale, True, softcap, alibi_slopes, sink_logits,
                               deterministic=deterministic)  # fmt: skip
         results: list[tuple[Any, Any]] = []
@@ -337,8 +387,15 @@ class PagedAttention:
                         call = call._replace(earlier=(*map(part.blocks.blocked, results.pop()),))
                 results.append(part.run(call, kind))
         if len(results) == 1:
-            return results[0]
-        return merge(*zip(*results, strict=True), layout="bhsd")
+            return _stored(*results[0], out)
+        return _stored(*merge(*zip(*results, strict=True), layout="bhsd"), out)
+
+    def _check_out(self, out: Any, q: Any, v_pool: Any, plan: PagedPlan) -> None:
+        """Raise BadPages for memory that out does not fit."""
+        plan.check_library({"out": out})
+        _has(out, (plan.tokens, self.heads[0], v_pool.shape[-1]), "out")
+        if dtype_of(out) != dtype_of(q):
+            raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
 
     @cached_property
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
@@ -658,9 +715,13 @@ class QueryPart:
 
     def again(
         self, kind: object, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, k_scale: Any,
-        v_scale: Any,
+        v_scale: Any, memory: Any = None,
     ) -> tuple[Any, Any] | None:  # fmt: skip
-        """Repeat a launch for another layer; None where it has to be planned."""
+        """Repeat a launch for another layer; None where it has to be planned.
+
+        Args:
+            memory: where out may be written, if it lies there as kernels write it.
+        """
         known = self._repeats.get(kind)
         if known is None:
             return None
@@ -668,14 +729,18 @@ class QueryPart:
         block += plan.scales(k_scale, v_scale).block
         if not self._in_rows:
             q = self.blocks.gathered(q)
-        out = q.new_empty_strided(shape, strides)
+        out = memory
+        if memory is None or not self._in_rows or memory.data_ptr() % _VECTOR or (
+            (memory.shape, memory.stride(), memory.get_device()) != (shape, strides, q.get_device())
+        ):  # fmt: skip
+            out = q.new_empty_strided(shape, strides)
         lse = numbers.new_empty_strided(lse_shape, lse_strides)
         places = (
             q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), lse.data_ptr()
         )  # fmt: skip
         if not launch.run(q, places, block):
             return None
-        return (out, lse) if self._in_rows else self.blocks.of_tokens(out, lse)
+        return (out, lse) if self._in_rows else self.blocks.of_tokens(out, lse, memory)
 
     def renew(self) -> None:
         """Make lists of tiles again, after the arrays of the step have changed."""
@@ -902,6 +967,10 @@ class PagedPlan:
             if table.shape[1] < wanted:
                 name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
                 raise BadPages("page_table", name, table.shape[1], at="page_table")
+        data = {
+            name: times_of_parents(name, x, self.max_seqlen_kv) if isinstance(x, Parents) else x
+            for name, x in data.items()
+        }
         arrays = tuple(self._datum(array, data) for array in self.paged.placed.arrays)
         return _Given(lens_q, cu_seqlens_q is not None, lens_kv, starts, table, arrays)
 
@@ -1345,6 +1414,14 @@ def _without_autocast(q: Any) -> AbstractContextManager[object]:
         return nullcontext()
     off: AbstractContextManager[object] = torch.autocast(q.device.type, enabled=False)
     return off
+
+
+def _stored(out: Any, lse: Any, memory: Any) -> tuple[Any, Any]:
+    """The results of a run; out is copied into the memory of the caller, if it is not there."""
+    if memory is None or memory is out:
+        return out, lse
+    memory[...] = out
+    return memory, lse
 
 
 def _place_of(x: Any) -> object:

@@ -1,54 +1,55 @@
-"""Serve a tiny random model from pages; sequences keep sinks and a window, in constant memory."""
+"""Serve a tiny Llama from pages; `python tiny_server.py smollm2` serves SmolLM2-135M."""
+
+import sys
 
 import torch
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 import maskc as mc
 
-HEADS, KV_HEADS, DIM, WORDS, LAYERS = 4, 2, 16, 50, 2
-PAGE, PAGES, SINKS, LEFT, NEW = 8, 30, 4, 31, 150
+PAGE, PAGES, SINKS, LEFT, PROMPTS = 16, 80, 4, 123, (300, 3, 70)
 MASK = mc.causal() & (mc.sinks(SINKS) | mc.window(LEFT))
+TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 99,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}  # fmt: skip
+
+
+def attend(layer, q, k, v, _mask, **_options):  # [1, heads, tokens, D], from transformers
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    attn.append(k, v, *pools[layer.layer_idx], plan)
+    return attn.run(q, *pools[layer.layer_idx], plan)[0][None], None
+
+
 torch.manual_seed(0)
-ATTN = mc.paged(MASK, page_size=PAGE, head_dim=DIM, n_heads=HEADS, n_kv_heads=KV_HEADS,
-                dtype="float32", target="cpu")  # fmt: skip
-LAYER_WEIGHTS = torch.randn(LAYERS, HEADS * DIM, (HEADS + 2 * KV_HEADS) * DIM) / 8
-EMBEDDING = torch.randn(WORDS, HEADS * DIM)
-ANGLE = torch.arange(300)[:, None] * 10.0 ** -torch.arange(DIM // 2)
-
-
-class Server:
-    """Pages of all sequences; a page goes back when no later query sees its tokens."""
-
-    def __init__(self) -> None:
-        self.pools = torch.zeros(LAYERS, 2, PAGES, PAGE, KV_HEADS, DIM)
-        self.free = list(range(PAGES))
-
-    def step(self, new: list[list[int]], tables: list[list[int]], lengths: list[int]) -> list[int]:
-        """Return the next word of each sequence, after its new tokens; keep `tables` up to date."""
-        rows = torch.full((len(tables), 300 // PAGE), -1)
-        for row, table, n in zip(rows, tables, lengths, strict=True):
-            table += [self.free.pop() for _ in range(-(-n // PAGE) - len(table))]
-            row[: len(table)] = torch.tensor(table)
-        counts = torch.tensor([len(own) for own in new])
-        plan = ATTN.plan(rows, counts, torch.tensor(lengths))
-        x = EMBEDDING[[word for own in new for word in own]]
-        for weights, (k_pool, v_pool) in zip(LAYER_WEIGHTS, self.pools, strict=True):
-            q, k, v = (x @ weights).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], 1)
-            q = ATTN.append(k, v, k_pool, v_pool, plan, q=q, rotary=(ANGLE.cos(), ANGLE.sin()))
-            x = x + ATTN.run(q, k_pool, v_pool, plan)[0].flatten(1)
-        for table, n in zip(tables, lengths, strict=True):
-            for page in range(-(-SINKS // PAGE), max(0, n - LEFT) // PAGE):
-                self.free += [table[page]] if table[page] >= 0 else []
-                table[page] = -1  # all of its tokens are behind the window
-        return (x[counts.cumsum(0) - 1] @ EMBEDDING.T).argmax(1).tolist()
-
-
-if __name__ == "__main__":
-    texts = new = [torch.randint(WORDS, (n,)).tolist() for n in (40, 3, 17)]
-    server, tables, most = Server(), [[] for _ in texts], 0
-    for _ in range(NEW):
-        new = [[word] for word in server.step(new, tables, [len(text) for text in texts])]
-        texts = [text + own for text, own in zip(texts, new, strict=True)]
-        most = max(most, *(sum(page >= 0 for page in table) for table in tables))
-    alone = [Server().step([text[:-1]], [[]], [len(text) - 1])[0] for text in texts]
-    print("tokens of a sequence:", max(map(len, texts)), "pages of a sequence at most:", most)
-    print("last words equal those of one pass:", alone == [text[-1] for text in texts])
+model, steps, ids = LlamaForCausalLM(LlamaConfig(**TINY)), 90, torch.randint(99, (300,)).tolist()
+if "smollm2" in sys.argv:
+    (model, words), steps = mc.evaluate.load(), 450
+    ids = words(mc.paged.__doc__)["input_ids"]
+size = model.requires_grad_(False).config
+heads = {"n_heads": size.num_attention_heads, "n_kv_heads": size.num_key_value_heads}
+attn = mc.paged(MASK, page_size=PAGE, head_dim=size.head_dim, target="cpu", **heads)
+shape = size.num_hidden_layers, 2, PAGES, PAGE, size.num_key_value_heads, size.head_dim
+pools, free, table = torch.zeros(shape), list(range(PAGES)), torch.full((3, 60), -1)
+texts, stored = [ids[:n] for n in PROMPTS], torch.zeros(3, dtype=torch.int64)
+AttentionInterface.register("pages", attend)
+model.set_attn_implementation("pages")
+for step in range(1, steps + 1):
+    for row, text, n in zip(table, texts, stored.tolist(), strict=True):
+        unseen = row[-(-SINKS // PAGE) : max(0, n - LEFT) // PAGE]  # by tokens from n on
+        free += unseen[unseen >= 0].tolist()
+        unseen[:] = -1
+        for entry in range(-(-n // PAGE), -(-len(text) // PAGE)):
+            row[entry] = free.pop()
+    new = [token for text, n in zip(texts, stored, strict=True) for token in text[n:]]
+    counts, stored = (lengths := torch.tensor(list(map(len, texts)))) - stored, lengths
+    plan = attn.plan(table, counts, stored)
+    out = model(torch.tensor([new]), position_ids=plan.positions[None].long(), use_cache=False,
+                logits_to_keep=counts.cumsum(0) - 1)  # fmt: skip
+    for text, token in zip(texts, out.logits[0].argmax(-1).tolist(), strict=True):
+        text.append(token)
+    if step % (steps // 3) == 0:
+        print(stored.tolist(), "tokens in", (table >= 0).sum(1).tolist(), "pages")
+model.set_attn_implementation("sdpa")
+for text, n in zip(texts, PROMPTS, strict=True):
+    keep = torch.from_numpy(MASK.dense(len(text)))[None, None]
+    picked = model(torch.tensor([text]), attention_mask=keep).logits[0, n - 1 : -1].argmax(-1)
+    print((picked == torch.tensor(text[n:])).sum().item(), "of", steps, "tokens as in one pass")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,17 +16,8 @@ import sympy as sp
 
 from maskc.core import expr as E
 from maskc.core import score as S
+from maskc.core.score import Slopes
 from maskc.dsl.score_ranges import is_at_least
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """Derivatives of the logit, ready to be printed."""
-
-    shared: tuple[S.Real, ...]
-    """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
-    results: tuple[S.Real, ...]
-    """The results, one for each request."""
 
 
 class _Function(sp.Function):  # type: ignore[misc]

@@ -147,10 +147,11 @@ def _devices() -> str:
 
 
 def _nvrtc() -> str:
-    from cupy.cuda import nvrtc
+    from maskc.build.nvrtc import library
 
-    known = nvrtc.getSupportedArchs()
-    version = "{}.{}".format(*nvrtc.getVersion())
+    nvrtc = library("sm_80")
+    known = nvrtc.architectures()
+    version = "{}.{}".format(*nvrtc.version())
     return f"{version}, sm_{min(known)} to sm_{max(known)}"
 
 

@@ -6,7 +6,7 @@ import click
 
 from maskc.cli.options import json_option
 from maskc.cli.output import echo, now, write_json, write_table
-from maskc.core.target import MOST_HEAD_DIM, TARGETS, Target
+from maskc.core.target import TARGETS, Target
 
 COSTS = {
     "C compiler": "CPU kernels run in NumPy, much slower: install gcc or clang, or set CC",
@@ -108,7 +108,7 @@ def _told(target: Target) -> str:
     dtypes = [_SHORT.get(dtype.value, dtype.value) for dtype in target.dtypes]
     if target.fp8_dims:
         dtypes.append("E4M3")
-    most = target.head_dims[-1] if target.head_dims else MOST_HEAD_DIM
+    most = target.head_dims[-1] if target.head_dims else target.widest
     return f"{target.name} ({', '.join(dtypes)}; head_dim to {most})"
 
 

@@ -101,6 +101,8 @@ class AttentionCall(NamedTuple):
     earlier: tuple[Any, Any] | None = None
     """Forward pass: (out, lse) of the same queries over other keys, which the results are joined
     with; gradients are not recorded."""
+    backward: CallOptions | None = None
+    """Forward pass: the options of the backward pass that will follow; None if none is known to."""
     order: Order | None = None
     """Order of the axes of q, k, v, out and dout, and of gradients; None: [B, H, N, D]. That of
     log-sum-exps is [B, H, N]."""

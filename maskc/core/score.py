@@ -93,6 +93,16 @@ class Shared(Real):
     number: int
 
 
+@dataclass(frozen=True)
+class Slopes:
+    """Derivatives of the logit, ready to be printed."""
+
+    shared: tuple[Real, ...]
+    """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
+    results: tuple[Real, ...]
+    """The results, one for each request."""
+
+
 FUNCTIONS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "min": 2, "max": 2, "neg": 1, "abs": 1, "exp": 1,
     "log": 1, "tanh": 1, "sqrt": 1, "sigmoid": 1, "erf": 1, "gelu": 1, "sin": 1, "cos": 1,

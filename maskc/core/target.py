@@ -40,7 +40,7 @@ class Target:
     dtypes: tuple[DType, ...]
     head_dims: tuple[int, ...]
     """Widths of rows in shared memory that kernels are written for, ascending, the same for q, k
-    and v; see `padded`. Empty: every head dimension from 1 to 512 has a kernel of its own."""
+    and v; see `padded`. Empty: every head dimension from 1 to `widest` has a kernel of its own."""
     directions: tuple[Direction, ...]
     """Passes with a template today."""
     shared_memory: int
@@ -66,6 +66,8 @@ class Target:
     `loads_pages`, a target without `head_dims` converts rows of all widths."""
     unequal: tuple[UnequalWidths, ...] = ()
     """Widths that kernels of the default form support in addition to `head_dims`."""
+    widest: int = 0
+    """The largest head dimension of a target without `head_dims`."""
 
     @property
     def suffix(self) -> str:
@@ -155,7 +157,7 @@ class Target:
         padded = self.padded(problem, direction)
         of_qk, of_v = padded.head_dim, padded.head_dim_v
         if not self.head_dims:
-            return min(of_qk, of_v) >= 1 and max(of_qk, of_v) <= MOST_HEAD_DIM
+            return min(of_qk, of_v) >= 1 and max(of_qk, of_v) <= self.widest
         if padded.dtype is DType.float8_e4m3fn:
             return of_qk == of_v and of_qk in self.fp8_dims
         unequal = (x.dims for x in self.unequal if direction in x.directions)
@@ -219,7 +221,7 @@ class Target:
     def no_such_dims(self, problem: Problem, chosen: int = 0) -> HeadDimUnsupported:
         """The error for head dimensions that it has no kernels for."""
         dims = (problem.head_dim, problem.head_dim_v)
-        known = f"1 to {MOST_HEAD_DIM}"
+        known = f"1 to {self.widest}"
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
         if self.unequal:
@@ -237,8 +239,6 @@ RESERVED_BYTES = 1024
 """Bytes of a block's shared memory that the system takes."""
 PIECE = 8
 """Elements of 16 bytes in half precision, which tensor cores' kernels copy at once."""
-MOST_HEAD_DIM = 512
-"""The largest head dimension of targets that have kernels for every one."""
 NARROW = 256
 """The longest rows of out that one warp of tensor cores' kernels has; two share longer ones
 (sm_80), and keys are not chosen among such at run time."""
@@ -254,7 +254,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), _BOTH, 0, least_block=1,
-            scores=True, drops=True, loads_pages=True,
+            scores=True, drops=True, loads_pages=True, widest=576,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
@@ -270,7 +270,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,
-            least_block=1, vectors=0, oldest=70, scores=True, drops=True,
+            least_block=1, vectors=0, oldest=70, scores=True, drops=True, widest=512,
         ),
     )
 }  # fmt: skip

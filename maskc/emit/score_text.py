@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maskc.analysis.score_places import spread
+from maskc.analysis.sum_slopes import slope, table_slopes
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.expr import Expr
 from maskc.core.expr_text import compared
-from maskc.core.score import of_whole
+from maskc.core.score import Slopes, of_whole
 from maskc.core.widths import INT32
 from maskc.emit.c_printer import CPrinter, nested
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, PairText, ScoreText, TableText
-
-if TYPE_CHECKING:
-    from maskc.analysis.score_slopes import Slopes
 
 _SLOT = "table"
 _SYMBOLS = {"h": "head", "b": "batch", "n_q": "all_queries(p)", "n_kv": "all_keys(p)"}
@@ -199,9 +197,6 @@ def score_text(
         ".", "const struct Attention &p"
     )  # fmt: skip
     printer, far = ScoreCPrinter(at, fast), S.may_be_far(formula.logit)
-    # sympy takes longer to import than a mask to compile, and others do without
-    from maskc.analysis.score_slopes import slope, table_slopes
-
     by_score, by_table = slope(formula.logit), table_slopes(formula.logit)
     shift, cap = (S.shift(formula.logit), S.cap(formula.logit)) if fast else (None, None)
     added = "" if shift is None else printer(shift)

@@ -82,7 +82,8 @@ class DotProductAttention(nn.Module):
         self.sinks = getattr(config, "softmax_type", "vanilla") != "vanilla"
         if self.sinks:
             self._add_softmax_offset(config)
-        self.window = _window(config, layer_number)
+        self.window_size = _window_size(config, layer_number)
+        self.window = None if self.window_size is None else window.flash(*self.window_size)
         self.layer_number, self.attention_type = layer_number, attention_type
         self.attn_mask_type, self.softmax_scale = attn_mask_type, softmax_scale
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -103,9 +104,11 @@ class DotProductAttention(nn.Module):
             attn_mask_type: an AttnMaskType, or its name.
             attention_bias: must be None.
             packed_seq_params: Megatron's PackedSeqParams: `cu_seqlens_q`, and
-                `cu_seqlens_q_padded` if sequences are padded. The fields for keys must hold the
-                same tensors. With context parallelism they count the tokens of all ranks. The plan
-                is stored in this object, so make a new one for each batch.
+                `cu_seqlens_q_padded` if sequences are padded. If the fields for keys hold other
+                tensors, as in cross attention, `mask` must be None; types that align the first
+                tokens are refused, and so is context parallelism. With context parallelism they
+                count the tokens of all ranks. The plan is stored in this object, so make a new one
+                for each batch.
 
         Returns:
             [tokens, sequences, heads * D], or [tokens, heads * D].
@@ -136,10 +139,25 @@ class DotProductAttention(nn.Module):
             options["dropout_p"] = self.dropout
         if packed_seq_params is not None:
             options |= _packed(packed_seq_params)
-            return attention(query, key, value, mask, **options).flatten(1)
+            packed_mask: Mask | None = mask
+            if "cu_seqlens_k" in options:
+                packed_mask = self.mask
+                options |= self._of_other_keys(kind)
+            return attention(query, key, value, packed_mask, **options).flatten(1)
         if hidden:
             return self._by_tensor(query, key, value, attention_mask, kind)
         return attention(query, key, value, mask, layout="sbhd", **options).flatten(2)
+
+    def _of_other_keys(self, kind: str) -> dict[str, Any]:
+        """Return the keywords of a mask that counts in each sequence, where the last tokens meet.
+
+        Raises:
+            BadOption: the first tokens meet in this type (MC407).
+        """
+        if kind in ("causal", "padding_causal"):
+            wanted = "padding, no_mask or causal_bottom_right where cu_seqlens_kv is another tensor"
+            raise BadOption("attn_mask_type", wanted, repr(kind), at="packed_seq_params")
+        return {"is_causal": kind == "causal_bottom_right", "window_size": self.window_size}
 
     def _add_softmax_offset(self, config: Any) -> None:
         """Add the sink logit of each head under Megatron's name, so that checkpoints agree."""
@@ -238,7 +256,7 @@ class DotProductAttention(nn.Module):
         return out.permute(2, 0, 1, 3).flatten(1 if packed is not None else 2)
 
 
-def _window(config: Any, layer_number: int) -> Mask | None:
+def _window_size(config: Any, layer_number: int) -> tuple[int, int] | None:
     """Return the window of a layer: config.window_size counts keys to the left and to the right."""
     size = getattr(config, "window_size", None)
     skip = getattr(config, "window_attn_skip_freq", None)
@@ -246,7 +264,8 @@ def _window(config: Any, layer_number: int) -> Mask | None:
         layer_number % skip if isinstance(skip, int) else skip[layer_number - 1]
     )):  # fmt: skip
         return None
-    return None if tuple(size) == (-1, -1) else window.flash(*size)
+    left, right = size
+    return None if (left, right) == (-1, -1) else (left, right)
 
 
 @lru_cache(maxsize=64)
@@ -262,9 +281,13 @@ def _packed_plan(
     """Return the plan of packed sequences, which are stored in n places.
 
     Raises:
-        BadOption: a sequence cannot be cut into 2 * ranks equal chunks (MC407).
+        BadOption: a sequence cannot be cut into 2 * ranks equal chunks, or keys have lengths of
+            their own (MC407).
     """
     given = _packed(params)
+    if "cu_seqlens_k" in given:
+        wanted = "the tensor of queries with context parallelism"
+        raise BadOption("cu_seqlens_kv", wanted, "another one", at="packed_seq_params")
     ends, stored = given["cu_seqlens_q"], given["cu_seqlens_q_padded"]
     ends = np.asarray(ends.tolist())
     stored = ends if stored is None else np.asarray(stored.tolist())
@@ -285,18 +308,15 @@ def _packed_plan(
 
 
 def _packed(params: Any) -> dict[str, Any]:
-    """Return the keywords of packed sequences."""
+    """Return the keywords of packed sequences, with those of keys that have their own tensors."""
     of_q, of_k = params.cu_seqlens_q, getattr(params, "cu_seqlens_kv", None)
     padded = getattr(params, "cu_seqlens_q_padded", None)
     of_k_padded = getattr(params, "cu_seqlens_kv_padded", None)
-    for name, one, other in (
-        ("cu_seqlens_kv", of_q, of_k), ("cu_seqlens_kv_padded", padded, of_k_padded),
-    ):  # fmt: skip
-        if other is not None and other is not one:
-            wanted = "the tensor of queries: sequences attend to themselves"
-            raise BadOption(name, wanted, "another one", at="packed_seq_params")
-    most = getattr(params, "max_seqlen_q", None)
-    return {
-        "cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded,
-        "max_seqlen": most if isinstance(most, int) else None,  # the host reads no tensor
-    }  # fmt: skip
+    lengths = {"cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded}
+    pairs = (of_q, of_k), (padded, of_k_padded)
+    if all(of_keys is None or of_keys is of_queries for of_queries, of_keys in pairs):
+        most = getattr(params, "max_seqlen_q", None)  # the host reads no tensor
+        return lengths | {"max_seqlen": most if isinstance(most, int) else None}
+    of_k = of_q if of_k is None else of_k
+    padded = None if of_k_padded is of_k else of_k_padded
+    return lengths | {"cu_seqlens_k": of_k, "cu_seqlens_k_padded": padded}

@@ -253,8 +253,8 @@ class VllmLayer(AttentionImpl):
         options = {**self._options, **self._scales(layer)}
         if self.sinks is not None:
             options["sink_logits"] = self.sinks.float()
-        out, _ = attn.run(query[: plan.tokens], k_pool, v_pool, plan, **options)
-        output[: plan.tokens].copy_(out)
+        out = output[: plan.tokens]
+        attn.run(query[: plan.tokens], k_pool, v_pool, plan, out=out, **options)
         return output
 
     def do_kv_cache_update(

@@ -18,6 +18,8 @@ _PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "numpy": ("numpy",),
     "flash_attn_4": ("flash-attn-4",),
+    "flashinfer": ("flashinfer-python",),
+    "cudnn_frontend": ("nvidia-cudnn-frontend",),
 }
 
 

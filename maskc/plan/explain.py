@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import sympy
 
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
-from maskc.analysis.score_slopes import slope
+from maskc.analysis.sum_slopes import slope
 from maskc.core.bundle import INTERLEAVED
 from maskc.core.coefficients import card_of
 from maskc.core.dtypes import DType

@@ -224,8 +224,9 @@ def _row(
         bent = np.broadcast_to(slope_of_cap, used.shape)[used]
         return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, 0.0, bent, distance)
     sink = -np.inf if options.sinks is None else options.sinks[at[1]]
-    *kept_weights, of_sink = _softmax(np.append(scores, sink))
-    weights, lse = np.array(kept_weights), log_sum_exp(np.append(scores, sink))
+    with_sink = np.append(scores, sink)
+    shares, lse = _softmax(with_sink), log_sum_exp(with_sink)
+    weights, of_sink = shares[:-1], float(shares[-1])
     return _Row(at, kv, keys, weights, weights, weights, lse, of_sink, slope_of_cap, distance)
 
 

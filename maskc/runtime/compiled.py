@@ -47,7 +47,15 @@ from maskc.dispatch.options import (
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
 from maskc.runtime.alphas import runs_of
-from maskc.runtime.arrays.known import Library, dtype_of_call, expanded, plain, summed, zeros
+from maskc.runtime.arrays.known import (
+    LIBRARIES,
+    Library,
+    dtype_of_call,
+    expanded,
+    plain,
+    summed,
+    zeros,
+)
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
@@ -62,8 +70,10 @@ from maskc.runtime.device_lists.call import Asked, DataCall, Unlisted
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.dropout import DropoutBlock, drawn
 from maskc.runtime.fp8 import E4M3Factors
+from maskc.runtime.launch.ahead import Job
 from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import BlockLaunch, CallBlock, OpenedCall, Runnable
+from maskc.runtime.launch.recording import Blank
 from maskc.runtime.launch.sequence import PartedPlan
 from maskc.runtime.paged import PageBlock
 from maskc.runtime.pickles import pickled, unpickled
@@ -595,7 +605,7 @@ class CompiledMask:
             asked = joining(asked)
         if call.order is not None:
             asked = in_order(asked, call.order)
-        plan, lib, places = self._begin(asked, given, data)
+        plan, lib, places = self._begin(asked, given, data, call.backward)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
         q, outputs = given[0], plan.outputs
@@ -768,13 +778,15 @@ class CompiledMask:
         return whole.holding(self.held, self.inputs)
 
     def _begin(
-        self, options: PlanOptions, given: list[Any], data: Mapping[str, Any]
-    ) -> tuple[Runnable, Library, tuple[int, ...]]:
+        self, options: PlanOptions, given: list[Any], data: Mapping[str, Any],
+        backward: CallOptions | None = None,
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
         """Return (plan, q's library, addresses of the arrays).
 
         Args:
             options: options that the plan depends on.
             given: arrays; those of unknown libraries are replaced by views.
+            backward: options of the backward pass that will follow a forward pass.
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
@@ -795,12 +807,12 @@ class CompiledMask:
         last, plan = self._last
         if signature != last:
             try:
-                plan = self._planned(signature, given, bound)
+                plan = self._planned(signature, given, bound, backward)
             except (NotAddressable, Unlisted):
                 if bound.given is None:
                     raise
                 bound = self._bind(options, given, data, kinds, places, False)
-                plan = self._planned((kinds, bound.key, options), given, bound)
+                plan = self._planned((kinds, bound.key, options), given, bound, backward)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
         if bound.given is None:
@@ -812,16 +824,41 @@ class CompiledMask:
             self._repeats[options, kinds] = call, self._last
         return call, lib, places
 
-    def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
+    def _planned(
+        self, signature: tuple[Any, ...], given: list[Any], bound: Bound,
+        backward: CallOptions | None,
+    ) -> Planned:  # fmt: skip
         """The plan of a signature that is not the last call's."""
         plan = self._plans.get(signature)
         if plan is None:
-            plan = self._planner.plan(signature[-1], given, bound)
+            following = None
+            if backward is not None:
+                following = partial(self._missing_backward, backward, given, bound)
+            plan = self._planner.plan(signature[-1], given, bound, following)
             if bound.lasting:
                 with self._lock:
                     self._plans.put(signature, plan)
         self._last = (signature, plan) if bound.lasting else (None, None)
         return plan
+
+    def _missing_backward(
+        self, options: CallOptions, given: list[Any], bound: Bound, forward: Planned
+    ) -> Iterable[Job]:
+        """Return jobs that build what the backward pass of a call will need.
+
+        Args:
+            options: of the backward pass.
+            given, bound, forward: arrays, data and plan of the forward pass.
+        """
+        q, *others = given[:3]
+        array = LIBRARIES[type(q)].view(q, "q")
+        out, lse = (
+            Blank(number, x.shape, x.strides, x.dtype or array.dtype, array.device)
+            for number, x in enumerate(forward.outputs[:2])
+        )
+        arrays = [q, *others, out, out, lse]
+        asked, _ = _planned(options, _BACKWARD, arrays)
+        return self._planner.missing(asked, arrays, bound)
 
     def _bind(
         self, options: PlanOptions, given: list[Any], data: Mapping[str, Any],

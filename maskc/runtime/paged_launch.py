@@ -144,12 +144,14 @@ class RowMover:
         self._kernels.gather(self._block)
         return to
 
-    def returned(self, out: Any, lse: Any) -> tuple[Any, Any]:
-        """Return results [blocks, heads, queries of a block, ...] as [tokens, heads, ...]; 0 and
-        -inf for tokens of no sequence."""
+    def returned(self, out: Any, lse: Any, memory: Any = None) -> tuple[Any, Any]:
+        """Return results [blocks, heads, queries of a block, ...] as [tokens, heads, ...], out in
+        the given memory if its elements are adjacent; 0 and -inf for tokens of no sequence."""
         heads, dim = out.shape[1], out.shape[3]
         out = out if out.stride(3) == 1 else out.contiguous()
-        to = out.new_empty((self._sizes.tokens, heads, dim))
+        to = memory
+        if to is None or to.stride(2) != 1:
+            to = out.new_empty((self._sizes.tokens, heads, dim))
         lse_to = lse.new_empty((self._sizes.tokens, heads))
         self._set(out, to, to, out)
         members = self._block.members

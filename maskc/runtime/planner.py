@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, Bundle, SourceUnit
-from maskc.core.errors import NotAddressable
+from maskc.core.errors import MaskcError, NotAddressable
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -42,10 +42,10 @@ from maskc.runtime.device_lists.gathered import Gatherer
 from maskc.runtime.device_lists.topk import TopKLists
 from maskc.runtime.device_lists.topk_host import TopKOnHost
 from maskc.runtime.launch import ahead
-from maskc.runtime.launch.ahead import Ahead, processors
+from maskc.runtime.launch.ahead import Job, processors
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
-from maskc.runtime.launch.kernels import Kernels
+from maskc.runtime.launch.kernels import Kernels, survey
 from maskc.runtime.launch.listed import Flags, ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepared
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
@@ -130,18 +130,54 @@ class CallPlanner:
         """Passes whose other sources are built, or being built."""
         self._lock = threading.Lock()
 
-    def plan(self, options: PlanOptions, given: list[Any], bound: Bound) -> Planned:
+    def plan(
+        self, options: PlanOptions, given: list[Any], bound: Bound,
+        following: Callable[[Planned], Iterable[Job]] | None = None,
+    ) -> Planned:  # fmt: skip
         """Check everything, build what is missing, prepare.
+
+        The kernels of the call are built side by side. Those for other lengths follow, in threads
+        that nobody waits for.
 
         Args:
             options: of the call.
             given: arrays of known libraries.
             bound: the mask's parameters and data.
+            following: jobs that build what the call after this one will need; they begin with the
+                kernels of this call, if any of these must be built.
 
         Raises:
             MaskcError: MC4xx for tensors, MC5xx for builds.
             Unlisted: the host is to make lists that the device was to make.
         """
+        wanted, planned = self._checked(options, given, bound)
+        with survey() as missing:
+            plan = planned()
+        if missing:
+            first, *others = missing.values()
+            ahead.start((*others, *(() if following is None else following(plan))))
+            first()
+            plan = planned()
+        self._build_ahead(wanted)
+        return plan
+
+    def missing(self, options: PlanOptions, given: list[Any], bound: Bound) -> tuple[Job, ...]:
+        """Return jobs that build what a call needs and is not built yet.
+
+        Args:
+            options, given, bound: as of `plan`; no array is read.
+        """
+        with suppress(MaskcError, Unlisted), survey() as missing:  # the call itself says so
+            _, planned = self._checked(options, given, bound)
+            planned()
+            return tuple(missing.values())
+        return ()
+
+    def _checked(
+        self, options: PlanOptions, given: list[Any], bound: Bound
+    ) -> tuple[Pass, Callable[[], Planned]]:
+        """Check a call; return its pass, and the function that plans it. Arguments and errors are
+        those of `plan`."""
         views = {
             name: LIBRARIES[type(x)].view(x, name)
             for name, x in zip(options.names, given, strict=True)
@@ -167,17 +203,17 @@ class CallPlanner:
             pages,
         )  # fmt: skip
         rest = (wanted, views, sizes, bound, ordered, options.accumulates, order)
-        others = self._build_ahead(wanted)
-        try:
-            return self._planned(unit, *rest)
-        except NotAddressable:
-            spare = self.whole.selector.spare_source()
-            if direction is Direction.backward or spare is None or bound.given is not None:
-                raise
-            return self._planned(spare, *rest)
-        finally:
-            if others is not None:
-                others.wait_as_long_again()
+
+        def planned() -> Planned:
+            try:
+                return self._planned(unit, *rest)
+            except NotAddressable:
+                spare = self.whole.selector.spare_source()
+                if direction is Direction.backward or spare is None or bound.given is not None:
+                    raise
+                return self._planned(spare, *rest)
+
+        return wanted, planned
 
     def bind(self, asked: Asked, on_device: bool) -> Bound:
         """Parameters and data of a call, by the first that can read them.
@@ -254,14 +290,14 @@ class CallPlanner:
             forms = chooser.forms(frozenset(), (Direction.forward,))
             yield from ((kernels, form) for form in forms)
 
-    def _build_ahead(self, wanted: Pass) -> Ahead | None:
+    def _build_ahead(self, wanted: Pass) -> None:
         """Start to build what other calls of such a pass may need, at the first one."""
         if self.target.language != "cuda":
-            return None
+            return
         with self._lock:
             key = (wanted.direction, wanted.features)
             if key in self._ahead:
-                return None
+                return
             self._ahead.add(key)
         device = wanted.device[1]
         forms = [
@@ -269,7 +305,7 @@ class CallPlanner:
             for kernels, form in self._forms(wanted.features, (wanted.direction,))
             if not kernels.has(*form, device)
         ]
-        return ahead.start([partial(kernels.build, *form, device) for kernels, form in forms])
+        ahead.start([partial(kernels.build, *form, device) for kernels, form in forms])
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,

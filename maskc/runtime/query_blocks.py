@@ -77,12 +77,13 @@ class QueryBlocks(NamedTuple):
         heads]."""
         return self.of_tokens(*self.flattened(out, lse))
 
-    def of_tokens(self, out: Any, lse: Any) -> tuple[Any, Any]:
-        """Return what `rows` does, from results in the form of `gathered`."""
+    def of_tokens(self, out: Any, lse: Any, memory: Any = None) -> tuple[Any, Any]:
+        """Return what `rows` does, from results in the form of `gathered`; `memory`: where the GPU
+        may write out."""
         if self.mover is not None and not self.in_rows:
             if self.sizes.block == 1:
                 out, lse = out.unsqueeze(2), lse.unsqueeze(2)
-            return self.mover.returned(out, lse)
+            return self.mover.returned(out, lse, memory)
         if self.sizes.block > 1:
             out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
             out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])

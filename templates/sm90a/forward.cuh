@@ -484,7 +484,8 @@ attention_forward(const __grid_constant__ struct Attention p,
 #else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
 #if WITH_PAGES
-        if (threadIdx.x >= 32 && threadIdx.x < 32 * COPIERS && elected()) copy_share(shared, p, maps);
+        const i32 warp = threadIdx.x / 32;
+        if (warp && warp < COPIERS && elected()) copy_share(shared, p, maps);
 #endif
 #endif
 #endif

@@ -19,7 +19,7 @@ import pytest
 
 import maskc as mc
 from maskc import portable
-from maskc.build import build
+from maskc.build import build, nvrtc
 from maskc.core import errors
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.bundle import SourceUnit, TensorMap
@@ -529,7 +529,8 @@ TEXTS = {
         lambda: Target.named("sm_80").check(Problem(44, 44, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=44, head_dim_v=44; it has: "
         "multiples of 8 up to 512, and 576 with 512 for v\n"
-        "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
+        "    hint: pad or split the head dimension; target 'simt' takes any up to 512, and 'cpu' "
+        "up to 576",
     ),
     "MC505": (
         lambda: Target.named("sm_80").check(Problem(64, 64, DType.float32)),
@@ -562,7 +563,9 @@ def surroundings(request, monkeypatch, tmp_path):
     if request.node.name.endswith(("[MC506]", "[MC419]")):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
-        monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+        for package in ("cuda.bindings", "cupy.cuda"):
+            monkeypatch.setitem(sys.modules, package, None)
+        nvrtc.library.cache_clear()
 
 
 def test_a_package_that_cannot_be_imported():

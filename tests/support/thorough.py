@@ -26,8 +26,10 @@ processes that a test starts without the fixture `soon_elsewhere`."""
 
 
 def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The compiler's flags with as much optimisation as `OPTIMISED` says."""
-    return tuple(OPTIMISED if flag == "-O3" else flag for flag in flags)
+    """The compiler's flags with as much optimisation as `OPTIMISED` says. Without any, no function
+    is inlined: an eighth less time to compile."""
+    plain = () if THOROUGH else ("-Dalways_inline=unused",)
+    return tuple(OPTIMISED if flag == "-O3" else flag for flag in flags) + plain
 
 
 def compile_soon_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,31 @@ def test_missing_headers(monkeypatch):
         build(unit("#include <cuda_bf16.h>\n" + SOURCE))
 
 
-def test_missing_cupy(monkeypatch):
+@pytest.fixture
+def no_bindings(monkeypatch):
+    """cuda.bindings is not installed."""
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    N.library.cache_clear()
+    yield
+    N.library.cache_clear()
+
+
+def test_both_packages_compile_alike(no_bindings, monkeypatch, tmp_path):
+    through_cupy = build(unit()), build(unit(), arch="sm_999")
+    monkeypatch.undo()
+    N.library.cache_clear()
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "other"))
+    assert (build(unit()), build(unit(), arch="sm_999")) == through_cupy
+    assert type(N.library("sm_80")).__name__ == "_Bindings"
+
+
+def test_to_warm_up_says_nothing():
+    N.warm_up("sm_90a")
+    N.warm_up("simt")
+
+
+def test_neither_package(no_bindings, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     with pytest.raises(ExtraMissing, match="target sm_80 needs CuPy"):
         build(unit())

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.errors import BuildFailed
 from maskc.runtime import planner
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
 from tests.support.fake_hopper import Machine, Tensor, backward, given
@@ -40,20 +43,21 @@ MASKS = {
 def machine(monkeypatch):
     made = Machine(monkeypatch)
     made.driver.cuTensorMapEncodeTiled = lambda *_: (0, Map(bytes(128)))
+    monkeypatch.setattr("maskc.build.toolchain.gpus", tuple)  # else compile() loads NVRTC
     return made
 
 
 @pytest.fixture
 def begun(monkeypatch):
     """Everything that was begun ahead."""
-    found, start = [], ahead.start
-    monkeypatch.setattr(ahead, "start", lambda jobs: found.append(start(jobs)) or found[-1])
+    builds, start = [], ahead.start
+    monkeypatch.setattr(ahead, "start", lambda jobs: builds.append(start(jobs)) or builds[-1])
 
     def over():
-        for each in filter(None, found):
-            for thread in each._threads:
+        for build in filter(None, builds):
+            for thread in build._threads:
                 thread.join(60)
-        return [each for each in found if each is not None]
+        return [build for build in builds if build is not None]
 
     return over
 
@@ -180,3 +184,138 @@ def test_warmup_is_one_pool_for_all_parts(machine, monkeypatch):
     mask = STRIDED.compile(64, target="sm_90a")
     mask.warmup()
     assert pools == [min(32, len(machine.built))]
+
+
+def ids(n=300):
+    return Tensor((1, n), pointer=7 << 20, dtype="int32")
+
+
+DOCUMENTS = mc.causal() & mc.documents("doc")
+
+
+def test_the_kernels_of_a_call_are_built_side_by_side(machine, begun, monkeypatch):
+    """Two are in progress at once: the pass and what makes its lists."""
+    together, real = threading.Barrier(2), machine.build
+    threads = []
+
+    def build(*args):
+        if len(threads) < 2:
+            threads.append(threading.current_thread())
+            together.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    mask = DOCUMENTS.compile(64, target="sm_90a")
+    mask(*given(n=300), doc=ids())
+    assert threading.main_thread() in threads
+    assert len(mask.last_sources) == 2
+    assert len(machine.launched()) == 2
+
+
+def test_a_call_raises_what_failed_in_another_thread(machine, begun, monkeypatch):
+    """And a later call tries again."""
+    real, mask = machine.build, DOCUMENTS.compile(64, target="sm_90a")
+
+    def build(unit, *args):
+        if unit.form == "documents":
+            raise BuildFailed("NVRTC", "source", "line 1")
+        return real(unit, *args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    for _ in range(2):
+        with pytest.raises(BuildFailed):
+            mask(*given(n=300), doc=ids())
+        assert machine.launched() == []
+        begun()
+    monkeypatch.setattr(kernels, "build", real)
+    mask(*given(n=300), doc=ids())
+    assert len(machine.launched()) == 2
+
+
+def test_no_call_waits_for_other_lengths(machine, begun, monkeypatch):
+    hold, real = threading.Event(), machine.build
+
+    def build(*args):
+        if machine.built:
+            assert hold.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    mask = MASKS["large and small tiles"].compile(64, target="sm_90a")
+    mask(*given(n=300))
+    assert len(machine.built) == 1
+    hold.set()
+    begun()
+    assert len(machine.built) > 1
+
+
+@pytest.mark.parametrize("name", ["large and small tiles", "parts", "listed columns", "documents"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_backward_pass_that_follows_is_built(
+    machine, begun, monkeypatch, name, deterministic, follows
+):
+    mask = (DOCUMENTS if name == "documents" else MASKS[name]).compile(64, target="sm_90a")
+    data = {"doc": ids()} if name == "documents" else {}
+    options = CallOptions(deterministic=deterministic) if follows else None
+    mask.run(AttentionCall(*given(n=300), data=data, backward=options))
+    begun()
+    before = len(machine.built)
+    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    backward(mask, *given(n=300), deterministic=deterministic, **data)
+    assert (len(machine.built) == before) == follows
+
+
+def test_the_compiler_is_loaded_while_a_mask_is_planned(machine, begun, monkeypatch):
+    loaded = []
+    monkeypatch.setattr("maskc.build.nvrtc.warm_up", loaded.append)
+    DOCUMENTS.compile(64, target="sm_90a")
+    assert not begun(), "there is no GPU"
+    monkeypatch.setattr("maskc.build.toolchain.gpus", lambda: (object(),))
+    DOCUMENTS.compile(64, target="sm_90a")
+    DOCUMENTS.compile(64, target="cpu", dtype="float32")
+    assert len(begun()) == 1
+    assert loaded == ["sm_90a"]
+
+
+TRAINED = {
+    "plain": (mc.causal(), {}),
+    "sinks, slopes and softcap": (mc.causal(), {
+        "sink_logits": (4,), "alibi_slopes": (4,), "softcap": 20.0,
+    }),
+    "documents": (DOCUMENTS, {"doc": None}),
+    "sequences share keys": (mc.causal(), {}),
+    "parts": (STRIDED, {}),
+    "listed rows and columns": (MASKS["listed rows and columns"], {}),
+    "entmax": (mc.causal(), {"normalizer": "entmax"}),
+    "dropout": (mc.causal(), {"dropout_p": 0.25, "dropout_seed": 3}),
+    "a score": (mc.causal(), {"score": mc.scores.soft_cap(20.0)}),
+    "a score with a table": (mc.causal(), {"score": mc.scores.alibi(), "slopes": (4,)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_tensors_that_require_grad(machine, begun, monkeypatch, name):
+    """torch says that a backward pass follows."""
+    torch = pytest.importorskip("torch")
+    from maskc.testing.emulator import machine as emulator
+
+    monkeypatch.setitem(LIBRARIES, torch.Tensor, emulator._Torch())
+    mask, options = TRAINED[name]
+    options = {
+        key: torch.rand(x, requires_grad=True) if isinstance(x, tuple) else x
+        for key, x in options.items()
+    }
+    if "doc" in options:
+        options["doc"] = torch.zeros(1, 300, dtype=torch.int32)
+    attn = mask.compile(64, n_heads=4, target="sm_90a", score=options.pop("score", None))
+    q = torch.zeros(2, 4, 300, 64, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.zeros(
+        1 + (name != "sequences share keys"), 2, 300, 64, dtype=torch.bfloat16, requires_grad=True
+    )
+    out = attn(q, k, k, **options)
+    begun()
+    before = len(machine.built)
+    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    out.sum().backward()
+    assert len(machine.built) == before

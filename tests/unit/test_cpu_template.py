@@ -53,14 +53,14 @@ def test_lengths_and_predicates(dtype: DType, lengths: tuple[int, int]) -> None:
     check(*many(kernels(dtype), lengths))
 
 
-@pytest.mark.parametrize("dims", [(1, 1), (64, 64), (128, 96), (17, 72), (80, 16), (200, 5)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("dims", [(1, 1), (64, 64), (128, 96), (17, 72), (80, 16), (200, 5),
+                                  (576, 512)], ids=str)  # fmt: skip
 def test_head_dimensions(dims: tuple[int, int]) -> None:
     check(*many(kernels(F32, *dims), (90, 130), batch=1))
 
 
 def test_largest_head_dimension_with_a_smaller_tile() -> None:
-    source = replace(kernels(F32, 512), tile=TileShape(32, 48))
+    source = replace(kernels(F32, 576), tile=TileShape(32, 48))
     check(*many(source, (70, 100), batch=1, heads=(4, 4)))
 
 

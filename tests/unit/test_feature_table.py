@@ -19,7 +19,7 @@ TESTS = {
     "fp32": "cpu_template::test_head_dimensions simt::test_head_dimensions",
     "[E4M3]": "fp8::test_masks",
     "head dimensions": "",
-    "D 576": "sm80::test_heads_packed_for_decoding",
+    "D 576": "cpu_template::test_head_dimensions sm80::test_heads_packed_for_decoding",
     "Dv different": "cpu_template::test_head_dimensions targets::test_widths * *",
     "your own `tile=`": "tile_overrides::test_both_passes_on_the_cpu "
                         "targets::test_tiles_of_ones_own *",
@@ -38,7 +38,7 @@ TESTS = {
     "scattered": "runtime_listed::test_both_passes scores::test_parts_over_listed_tokens * "
                  "sm90a_listed::test_both_passes",
     "block lists": "data_lists::test_other_targets * *",
-    "[paged KV cache]": "paged::test_pages *",
+    "[paged KV cache]": "paged::test_masks_on_the_cpu paged::test_pages *",
     "[JAX:": "jax::test_both_passes *",
     "`topk` of blocks": "runtime_selecting::test_scores_by_their_definitions "
                         "targets::test_chosen_keys *",

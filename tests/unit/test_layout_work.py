@@ -453,6 +453,16 @@ def test_a_long_row_among_short_ones_is_cut():
     assert made.parts > 0
 
 
+def test_rows_of_many_lengths_are_not_cut():
+    """Short rows, taken last, fill the time that long ones leave."""
+    lists = np.array([range(6)]).repeat(128, axis=1)
+    spans = row_spans([32, 77, 122, 167, 212, 256])
+    assert packed_work(spans, lists, 1, packed_rule(128, resident=1)).parts == 0
+    # 200 long rows take two turns of 132 blocks, whatever else there is.
+    lists = np.array([[0] * 200 + [1] * 300])
+    assert packed_work(row_spans([256, 1]), lists, 1, packed_rule(4, resident=1)).parts
+
+
 @settings(max_examples=examples(150))
 @given(st.data())
 def test_packed_rows_are_covered_once(data):

@@ -127,9 +127,36 @@ def test_packed_sequences(padded):
         params.max_seqlen_q = 21
         with pytest.raises(MaskcError, match="has 22 tokens, and max_seqlen promises 21"):
             layer(AttnMaskType.padding_causal)(q, k, v, None, packed_seq_params=params)
-    other = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends.clone())
-    with pytest.raises(MaskcError, match="cu_seqlens_kv must be the tensor of queries"):
-        layer()(q, k, v, None, packed_seq_params=other)
+
+
+@pytest.mark.parametrize("kind", [AttnMaskType.causal_bottom_right, AttnMaskType.padding])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("window", [None, 2])
+def test_packed_sequences_with_other_keys(kind, padded, window):
+    """Cross attention: the last tokens of each sequence meet."""
+    ends, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 4, 9], [0, 5, 7, 20]))
+    stored = torch.tensor([0, 4, 8, 16], dtype=torch.int32) if padded else None
+    q, (_, k, v) = next(drawn(16 if padded else 9)), drawn(20)
+    keep = torch.zeros(len(q), 20, dtype=torch.bool)
+    for number in range(3):
+        first, count = int((ends if stored is None else stored)[number]), int(ends.diff()[number])
+        for i in range(count):
+            end, place = int(of_k[number + 1]), int(of_k[number + 1]) - count + i
+            last = end if kind is AttnMaskType.padding else place + 1
+            begin = int(of_k[number]) if window is None else max(place - window, int(of_k[number]))
+            keep[first + i, begin:last] = True
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=of_k,
+                             cu_seqlens_q_padded=stored)  # fmt: skip
+    options = {} if window is None else {"window_size": (window, -1)}
+    got = layer(kind, **options)(q, k, v, None, packed_seq_params=params)
+    same(got, exact(*(x[:, None] for x in (q, k, v)), keep)[:, 0], (q, k, v))
+    windowed = type("Windowed", (DotProductAttention,), {"mask": mc.window(5)})
+    for attend, why in (
+        (layer(kind, cls=windowed), "mask must be left out where cu_seqlens_q and"),
+        (layer(AttnMaskType.padding_causal), "attn_mask_type must be padding, no_mask or causal_"),
+    ):
+        with pytest.raises(MaskcError, match=f"MC407.*{why}"):
+            attend(q, k, v, None, packed_seq_params=params)
 
 
 def slices(x, lengths, size, rank):
@@ -191,6 +218,7 @@ def test_what_context_parallelism_refuses():
 
     ends = torch.tensor([0, 6, 16])
     params = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends)
+    other = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends.clone())
     for call, why in (
         (lambda: layer(softmax_type="off-by-one", params_dtype=torch.float32, num_attention_heads=4,
                        context_parallel_size=2, pg_collection=groups)(q, k, v),
@@ -201,6 +229,8 @@ def test_what_context_parallelism_refuses():
          "attention_type must be 'self' with"),
         (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=params),
          "must be multiples of 4"),
+        (lambda: shared()(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=other),
+         "cu_seqlens_kv must be the tensor of queries with"),
         (lambda: layer(context_parallel_size=2), "context_parallel_size must be 1, or pg_coll"),
     ):  # fmt: skip
         with pytest.raises(MaskcError, match=f"MC407.*{why}"):

@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cupy.cuda import nvrtc
 
 import maskc as mc
 from maskc import driver
 from maskc.build import build as compile_source
+from maskc.build.nvrtc import library
 from maskc.core.bundle import SourceUnit
 from maskc.core.problem import Feature
 from maskc.core.target import TARGETS
@@ -83,12 +83,12 @@ def test_features_where_registers_are_shortest(name):
 
 def test_what_nvrtc_remembers_is_reported_too(tmp_path, monkeypatch):
     """NVRTC's own cache gives an empty log, so it is not asked."""
-    asked = []
-    real = nvrtc.compileProgram
+    asked, nvrtc = [], library("sm_80")
+    real = nvrtc.compile
     monkeypatch.setattr(
         nvrtc,
-        "compileProgram",
-        lambda program, options: asked.append(options) or real(program, options),
+        "compile",
+        lambda source, options, ptx: asked.append(options) or real(source, options, ptx),
     )
     source = unit(FOLDER / "full.py", 32)
     for folder in ("one", "two"):
@@ -96,7 +96,7 @@ def test_what_nvrtc_remembers_is_reported_too(tmp_path, monkeypatch):
         report = compile_source(source).report
         assert report.kernels
         assert "--no-cache" not in report.flags
-    assert ["--no-cache" in options for options in asked] == [nvrtc.getVersion() >= (12, 9)] * 2
+    assert ["--no-cache" in options for options in asked] == [nvrtc.version() >= (12, 9)] * 2
 
 
 # What each card and dtype is compiled with: cards alike give alike code, and so do dtypes.

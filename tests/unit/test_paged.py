@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc import paging
 from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
 from maskc.runtime.compiled import CompiledMask
@@ -136,6 +137,8 @@ def test_data_of_tokens():
          lambda s: lambda p, k: (k >= low[s][p[0, 0]]) & (k < high[s][p[0, 0]])),
         (mc.tree("t"), {"t": (times[:, 0], times[:, 1])},
          lambda s: lambda p, k: np.isin(k, _ancestors(parent[s], p[0, 0]))),
+        (mc.tree("t"), {"t": mc.parents(parent)},
+         lambda s: lambda p, k: np.isin(k, _ancestors(parent[s], p[0, 0]))),
     ]  # fmt: skip
     for mask, data, rule in cases:
         attn = on_cpu(mask, 16)
@@ -217,6 +220,31 @@ def test_what_is_refused():
         on_cpu(mc.documents("d"), 16).plan(table, 1, [3])
     with pytest.raises(MaskcError, match="MC302"):
         on_cpu(mc.causal(), 16).plan(table, 1, [3], d=[1])
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_results_go_into_given_memory(library, shared):
+    """With any strides; only this memory is written."""
+    make = (lambda x: x) if library == "numpy" else pytest.importorskip("torch").from_numpy
+    pool = sharing([40, 17, 33], 16, shared)
+    q = make(pool.queries([1] * 3, 4))
+    attn, wide = on_cpu(mc.causal(), 16), make(np.full((4, 4, 32), 7, np.float32))
+    plan = attn.plan(make(pool.table), 1, make(np.array(pool.lengths)), shared_keys=shared)
+    pools = make(pool.k_pool), make(pool.v_pool)
+    out = wide[:3, :, :16]
+    results = attn.run(q, *pools, plan, out=out)
+    assert results[0] is out
+    close(results, exact(pool, pool.queries([1] * 3, 4), [1] * 3, lambda s, h: causal))
+    assert (wide[3] == 7).all()
+    assert (wide[:, :, 16:] == 7).all()
+    for memory, why in (
+        (wide[:2, :, :16], r"out must be of shape \[3, 4, 16\]"),
+        (make(np.zeros((3, 4, 16))), "out must be of dtype float32, as q"),
+        ([1], "out must be"),
+    ):
+        with pytest.raises(MaskcError, match=f"MC464.*{why}"):
+            attn.run(q, *pools, plan, out=memory)
 
 
 def test_mistakes_of_layers():
@@ -358,6 +386,43 @@ def test_shared_keys_are_merged_with_all_others(name, counts, lists):
     wanted = exact(pool, q[real], counts, keeps, sinks=sinks)
     close((out[real], lse[real]), wanted)
     assert not out[-2:].any()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_shared_keys_are_found(library):
+    """Pages by definition: entry by entry, of all sequences that have the entry."""
+    make = (lambda x: x) if library == "numpy" else pytest.importorskip("torch").from_numpy
+    attn, rng = on_cpu(mc.causal(), 16), np.random.default_rng(0)
+    numbers = []
+    for lengths, shared in (
+        ([75, 0, 20, 60, 33, 49], 32), ([75, 0, 20, 60, 33, 49], 48), ([30, 9], 16), ([40], 32),
+        ([40, 16], 16), ([0, 0], 0), ([64, 64, 64], 64), ([7, 5], 0), ([], 0),
+    ):  # fmt: skip
+        pool = sharing(lengths, 16, shared, seed=int(rng.integers(99)))
+        counts, want = sorted(-(-n // 16) for n in lengths), 0
+        for entry in range(counts[-2] if len(counts) > 1 else 0):
+            if len({row[entry] for row, n in zip(pool.table, lengths, strict=True)
+                    if entry * 16 < n}) > 1:  # fmt: skip
+                break
+            want += 16
+        lens = make(np.array(lengths, int))
+        for table in (make(pool.table), (make(pool.indptr), make(pool.indices))):
+            assert attn.shared_keys(table, lens) == want
+        numbers.append(want)
+    assert numbers == [32, 48, 16, 0, 16, 0, 64, 0, 0]
+
+
+def test_shared_keys_are_found_on_the_host():
+    torch = pytest.importorskip("torch")
+    attn, table = on_cpu(mc.causal(), 16), torch.zeros(2, 3, dtype=torch.int32)
+    for arguments, why in (
+        ((table.to("meta"), [9, 9]), "page_table must be on the host, .* one on meta"),
+        ((table, table[:, 0].to("meta")), "seq_lens_kv must be on the host"),
+        ((table[0], [9, 9]), r"page_table must be .S, W., or a pair of vectors"),
+        ((table, [9]), r"seq_lens_kv must be of shape \[2\]"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.shared_keys(*arguments)
 
 
 def test_shared_keys_change_with_updates(monkeypatch):
@@ -803,6 +868,28 @@ def test_kernels_load_pages(hopper, page, layout, counts, target):
     assert attn.loads_pages
 
 
+@pytest.mark.parametrize("columns", [slice(3, 67), slice(8, 72), slice(0, 128, 2)])
+@pytest.mark.parametrize("counts", [[4] * 2, [9, 2]])
+def test_rows_are_read_at_any_steps(hopper, columns, counts):
+    """Queries move into blocks in units of 16 bytes, or of less where they lie elsewhere."""
+    import torch
+
+    pool = Pool([40, 9], 16, 2, 64)
+    wide = torch.from_numpy(pool.queries([sum(counts)], 6)).bfloat16().repeat(1, 1, 2)
+    q = wide[:, 1:5, columns]
+    attn = on_hopper(mc.causal(), 16)
+    given = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)
+    plan = attn.plan(torch.from_numpy(pool.table), given, torch.tensor(pool.lengths))
+    pools = [torch.from_numpy(x).bfloat16() for x in (pool.k_pool, pool.v_pool)]
+    found, want = (
+        attn.run(x, *pools, plan) for x in (q, q.clone(memory_format=torch.contiguous_format))
+    )
+    for x, y in zip(found, want, strict=True):
+        assert torch.equal(x, y)
+    close(want, exact(pool, q.float().numpy(), counts, lambda s, h: causal), 2e-2)
+    assert {"gather_rows", "return_rows"} <= {entry for entry, _ in hopper.launches}
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_entries_that_are_no_pages_read_zeros(hopper, target):
     """Neither memory outside of the pool is read, nor NaN."""
@@ -884,8 +971,14 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
     another kind, as with a pool of another size, are planned again."""
     import torch
 
-    planned = []
-    first = CompiledMask.run_first
+    planned, copied = [], []
+    first, stored = CompiledMask.run_first, paging._stored
+
+    def store(out, lse, memory):
+        copied.append(memory is not out)
+        return stored(out, lse, memory)
+
+    monkeypatch.setattr(paging, "_stored", store)
     monkeypatch.setattr(
         CompiledMask, "run_first", lambda attn, call: (planned.append(1), first(attn, call))[1]
     )
@@ -915,7 +1008,12 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
         last, q = lengths, pool.queries(counts, 4)
         tensors = [torch.from_numpy(q).bfloat16()]
         tensors += [torch.from_numpy(x).to(kind) for x in (pool.k_pool, pool.v_pool)]
-        results = attn.run(*tensors, plan, **options, **scales)
+        memory = torch.full((len(q), 4, 64), torch.nan).bfloat16() if factor < 1 else None
+        before = len(planned)
+        results = attn.run(*tensors, plan, out=memory, **options, **scales)
+        assert memory is None or results[0] is memory
+        in_place = memory is not None and counts == [1] * 3 and len(planned) == before
+        assert copied.pop() != in_place
         want = exact(pool, q, counts, lambda s, h: causal, scale=options.get("scale"),
                      sinks=sinks if "sink_logits" in options else None)  # fmt: skip
         close(results, want, 2e-2)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.analysis.score_slopes import slope
+from maskc.analysis import score_slopes, sum_slopes
+from maskc.analysis.sum_slopes import slope
 from maskc.core import score as S
 from maskc.core.errors import (
     ArgumentOrder,
@@ -86,6 +87,37 @@ def test_parts_and_data():
     both_passes(score, data, mask=mask, n_q=160, n_kv=160)
 
 
+def slopes_need_no_sympy(score):
+    """Compare derivatives with sympy's; return whether they were found without it."""
+    logit = score.formula.logit
+    assert sum_slopes.slope(logit) == score_slopes.slope(logit)
+    assert sum_slopes.table_slopes(logit) == score_slopes.table_slopes(logit)
+    variables = (S.Score(),), tuple(S.reads(logit))
+    return all(sum_slopes._of_sum(logit, of) is not None for of in variables)
+
+
+_TABLE, _OTHER = mc.scores.table("table"), mc.scores.table("other")
+
+
+@pytest.mark.parametrize(
+    ("score", "is_sum"),
+    [
+        (mc.scores.alibi(), True), (mc.scores.alibi(n_heads=4), True), (mc.scores.bias(), True),
+        (mc.scores.relative(furthest=5), True), (mc.scores.t5(), True),
+        (mc.score(lambda s, q, k, h: k * _TABLE[h] - (_OTHER[h] - s)), True),
+        (mc.score(lambda s, q, k, h: _OTHER[h] * _TABLE[h] - s * _OTHER[k]), True),
+        (mc.score(lambda s, q, k, h: s + (q - k) * _TABLE[h] - (q - k) * _OTHER[h]), True),
+        (mc.score(lambda s, q, k, h: s - q * _TABLE[h] - q * _OTHER[h]), False),
+        (mc.score(lambda s, q, k, h: s * s + _TABLE[h]), False),
+        (mc.score(lambda s, q, k, h: s + 2.0 * _TABLE[h]), False),
+        (mc.score(lambda s, q, k, h: s + mc.scores.log(s * s + 1.5)), False),
+        (mc.scores.soft_cap(3.0), False),
+    ],
+)  # fmt: skip
+def test_sums_are_differentiated_without_sympy(score, is_sum):
+    assert slopes_need_no_sympy(score) == is_sum
+
+
 @settings(max_examples=25)
 @given(random_formulas(), st.integers(0, 999))
 def test_random_formulas_differentiate(formula, seed):
@@ -99,6 +131,7 @@ def test_random_formulas_differentiate(formula, seed):
     step = 1e-6
     slope = (made(s + step, q, k, 1, 1).value - made(s - step, q, k, 1, 1).value) / (2 * step)
     here = made(s, q, k, 1, 1)
+    slopes_need_no_sympy(score)
     kinks = np.abs(made(s + step, q, k, 1, 1).slope - made(s - step, q, k, 1, 1).slope) > 1e-3
     np.testing.assert_allclose(np.where(kinks, 0, here.slope), np.where(kinks, 0, slope), atol=1e-4,
                                rtol=1e-4)  # fmt: skip

@@ -41,7 +41,7 @@ class HeadDimUnsupported(MaskcError):
 
     code = "MC504"
     message = "target {0} has no kernel for head_dim={1}, head_dim_v={2}; it has: {3}"
-    hint = "pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512"
+    hint = "pad or split the head dimension; target 'simt' takes any up to 512, and 'cpu' up to 576"
 
 
 class BadTile(MaskcError, TypeError):

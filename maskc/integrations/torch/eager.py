@@ -6,34 +6,48 @@ from typing import Any
 
 import torch
 
-from maskc.core.attention_call import AttentionCall
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import NotAnArray
 from maskc.integrations.torch.gradients import gradients, once, rows
 from maskc.integrations.torch.keywords import PackedCall
 
 
 def forward(
-    attn: Any, call: PackedCall, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
-) -> tuple[Any, Any]:
-    """(out, lse) of a compiled mask."""
+    attn: Any, call: PackedCall, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any,
+    differentiated: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(out, lse) of a compiled mask.
+
+    Args:
+        differentiated: whether a backward pass will follow, so that its kernels are built early.
+    """
     options = call.options.with_heads(slopes, sinks)
-    given = AttentionCall(q, k, v, options, call.data(data), order=call.order)
+    given = AttentionCall(
+        q, k, v, options, call.data(data), order=call.order,
+        backward=_of_backward(options) if differentiated else None,
+    )  # fmt: skip
     results: tuple[Any, Any] = attn.run(given)
     return results
+
+
+def _of_backward(options: CallOptions) -> CallOptions:
+    """Return the options of the backward pass: the mode of torch.use_deterministic_algorithms joins
+    the call's own."""
+    if torch.are_deterministic_algorithms_enabled():
+        return options._replace(deterministic=True)
+    return options
 
 
 def backward(
     attn: Any, call: PackedCall, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
     sinks: Any, data: Any, tables: tuple[str, ...] = (),
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own.
+    """Gradients of out.
 
     Args:
         tables: of a score formula, whose gradients follow.
     """
-    options = call.options.with_heads(slopes, sinks)
-    if torch.are_deterministic_algorithms_enabled():
-        options = options._replace(deterministic=True)
+    options = _of_backward(call.options.with_heads(slopes, sinks))
     given = AttentionCall(
         q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, order=call.order
     )
@@ -54,7 +68,7 @@ class MaskedAttention(torch.autograd.Function):
         *data: Any,
     ) -> Any:  # fmt: skip
         attn = attn.settled()
-        out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
+        out, lse = forward(attn, call, q, k, v, slopes, sinks, data, True)
         if out._is_view():  # which torch lets nobody write into
             out = out.data
         ctx.set_materialize_grads(False)

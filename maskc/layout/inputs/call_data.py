@@ -392,9 +392,7 @@ def _tree(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarra
 def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]:
     """When the walk enters and leaves each token."""
     if isinstance(given, Parents):
-        parents = _shaped(decl.name, _integers(decl.name, given.array), length)
-        walks = [walk_times(decl.name, row) for row in _rows(parents)]
-        return tuple(np.reshape(part, parents.shape) for part in zip(*walks, strict=True))
+        return times_of_parents(decl.name, given, length)
     names = decl.arrays[:2]
     times = tuple(
         _shaped(name, _integers(name, part), length)
@@ -475,6 +473,18 @@ _READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[Any, ...]]
 
 
 _HINT = "parents are token indices; -1 marks a root"
+
+
+def times_of_parents(name: str, given: Parents, length: int) -> tuple[np.ndarray, ...]:
+    """Return entry and exit times of each token, in the shape of the parents.
+
+    Raises:
+        DataShape, DataType: parents are no integers [.., length].
+        DataRange: see `walk_times`.
+    """
+    parents = _shaped(name, _integers(name, given.array), length)
+    walks = [walk_times(name, row) for row in _rows(parents)]
+    return tuple(np.reshape(part, parents.shape) for part in zip(*walks, strict=True))
 
 
 def walk_times(name: str, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -254,21 +254,37 @@ class Cutting:
     def _of_all(self, count: np.ndarray) -> int:
         """Return the size with the lowest expected time, the largest of equal ones.
 
-        If all items are equal, blocks run in waves. Otherwise they finish about half an item apart.
+        The longest items come first, so blocks finish about half a short row apart. The rows that
+        are longer than that must not take more time by themselves.
         """
-        longest, total = int(count.max(initial=0)), int(count.sum())
-        dead, room = int(np.count_nonzero(count == 0)), self.room(len(count), longest)
+        live = count[count > 0]
+        longest = int(live.max(initial=0))
+        room = self.room(len(count), longest) - (len(count) - len(live))
+        sizes = [max(self.least, -(-longest // pieces)) for pieces in PIECES]
+        enough = (size for size in sizes if np.count_nonzero(live <= size) >= self.blocks)
+        short = min(enough, default=longest)
         times: dict[int, int] = {}
-        for pieces in PIECES:
-            size = max(self.least, -(-longest // pieces))
-            items = int((-(-count // size)).sum())
-            if pieces > 1 and items + dead > room:
+        for size in sizes:
+            if times and int((-(-live // size)).sum()) > room:
                 break
             cost = self.item_cost + (self.part_cost if size < longest else 0)
-            turns = 2 * self.blocks * -(-items // self.blocks) * (size + cost)
-            spread = 2 * (total + items * cost) + self.blocks * (size + cost)
-            times.setdefault(size, min(turns, spread))
+            groups = (live, min(size, short)), (live[live > short], size)
+            times.setdefault(size, max(self._time(*group, size, cost) for group in groups))
         return min(times, key=times.__getitem__)
+
+    def _time(self, count: np.ndarray, last: int, size: int, cost: int) -> int:
+        """Return twice the expected time of rows, summed over all blocks. If all items are equal,
+        blocks run in waves.
+
+        Args:
+            count: int64 [rows], tiles of each.
+            last: tiles of the items that finish last.
+            size: most tiles of an item.
+            cost: of an item, in tiles.
+        """
+        items, total = int((-(-count // size)).sum()), int(count.sum())
+        turns = 2 * self.blocks * -(-items // self.blocks) * (size + cost)
+        return min(turns, 2 * (total + items * cost) + self.blocks * (last + cost))
 
 
 def cutting_of(rows: int, rule: WorkList) -> Cutting:

@@ -1,12 +1,9 @@
-"""Compile kernels for other lengths while the first call waits for its own kernel, so that later
-calls do not have to wait.
-"""
+"""Compile kernels in threads: those of a call side by side, and those that later calls may need."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,21 +20,11 @@ class Ahead:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = deque(jobs)
-        self._began = time.monotonic()
         workers = min(len(self._jobs), max(1, processors() - 1))
         self._threads = [threading.Thread(target=self._work) for _ in range(workers)]
-        for thread in self._threads:
-            thread.start()
-
-    def wait_as_long_again(self) -> None:
-        """Wait until all is built, at most as long as the call has taken until now.
-
-        With one processor per source this takes almost no time, because all jobs began together.
-        With few processors, the other jobs continue during the next calls.
-        """
-        until = 2 * time.monotonic() - self._began
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        with suppress(RuntimeError):  # no more threads: the calls build what they need
+            for thread in self._threads:
+                thread.start()
 
     def _work(self) -> None:
         with suppress(IndexError):  # no job is left

@@ -184,10 +184,13 @@ class CudaKernel:
     """The entry points of one mode of a source in one device's primary context."""
 
     def __init__(
-        self, unit: SourceUnit, mode: Mode, binary: Binary, device: int,
+        self, unit: SourceUnit, mode: Mode, binary: Binary | None, device: int,
         features: Features = frozenset(),
     ) -> None:  # fmt: skip
-        """Load it: the only place that may wait for the device."""
+        """Load it: the only place that may wait for the device.
+
+        Without a binary the kernel can be planned with, and cannot run.
+        """
         self._driver = driver = _driver(device)
         self._target, self._launches = unit.target, mode.launched(features)
         names = (name for name, known in unit.modes if known is mode)
@@ -195,7 +198,9 @@ class CudaKernel:
         shared = {launch.entry: 0 for launch in self._launches}
         for launch in self._launches:
             shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
-        self._functions = driver.load(binary.code, shared)
+        self._functions: Mapping[str, Any] = (
+            dict.fromkeys(shared) if binary is None else driver.load(binary.code, shared)
+        )
         self.launch, self.capturing, self.usable = driver.launch, driver.capturing, driver.usable
         self._map_bytes = BYTES * len(unit.maps)
 

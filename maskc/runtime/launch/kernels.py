@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 from maskc.build import Binary, BuildReport, build
 from maskc.core.bundle import Bundle, SourceUnit
@@ -14,6 +16,7 @@ from maskc.core.source import outside
 from maskc.core.target import Target
 from maskc.core.tensors import PAPER
 from maskc.layout import Rank, best
+from maskc.runtime.launch.ahead import Job
 from maskc.runtime.launch.cpu import CpuKernel
 from maskc.runtime.launch.cuda import CudaKernel, device_arch
 from maskc.runtime.launch.numpy_kernel import FallbackWarning, NumPyKernel
@@ -22,6 +25,33 @@ from maskc.runtime.launch.recording import PaperKernel
 
 Key = tuple[str, str, Features, int]
 """Source, mode, features, device."""
+
+
+class _Thread(threading.local):
+    """Kernels that a plan of this thread needs, while the thread surveys it; otherwise None."""
+
+    missing: dict[tuple[Kernels, Key], Job] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def survey() -> Iterator[dict[tuple[Kernels, Key], Job]]:
+    """Find out which CUDA kernels a plan needs that are not built yet.
+
+    Inside, `Kernels.get` returns kernels without code for them. Plans with such kernels cannot
+    run; whoever made them builds what is missing and plans again.
+
+    Yields:
+        The jobs that build them, in the order of the plan.
+    """
+    before, missing = _thread.missing, dict[tuple[Kernels, Key], Job]()
+    _thread.missing = missing
+    try:
+        yield missing
+    finally:
+        _thread.missing = before
 
 
 class Kernels:
@@ -43,6 +73,10 @@ class Kernels:
         key = (unit.key, mode, features, device)
         kernel = self._made.get(key)
         if kernel is None:
+            missing, is_cuda = _thread.missing, self._target.language == "cuda"
+            if missing is not None and is_cuda and key not in self._binaries:
+                missing[self, key] = partial(self.build, unit, mode, features, device)
+                return CudaKernel(unit, unit.mode(mode), None, device, features)
             with self._alone(key):
                 kernel = self._made.get(key)
                 if kernel is None:

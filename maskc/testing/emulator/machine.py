@@ -31,8 +31,10 @@ HERE = Path(__file__).parent
 PROCESSORS = 3
 FLAGS = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
          "-U_FORTIFY_SOURCE", "-fno-gnu-unique")  # fmt: skip
-OF_KERNELS = (*FLAGS, "-Og")
-"""Compiles in two thirds of the time of -O1, and what was compiled runs as fast."""
+OF_KERNELS = (*FLAGS, "-Og", "-finline-small-functions", "-finline-functions-called-once",
+              "-fno-guess-branch-probability", "-march=native")  # fmt: skip
+"""Compiles in two thirds of the time of -O1, and what was compiled runs as fast. Functions that are
+inlined need not be compiled by themselves."""
 
 
 class Fault(Exception):

@@ -38,11 +38,17 @@ emu_switch:
 )");
 
 namespace emu {
-float widen_byte(u32 x) {
+static float number_of(u32 x) {
     const u32 exponent = x >> 3 & 15, mantissa = x & 7;
     if ((x & 127) == 127) return NAN;
     const float y = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
     return x >> 7 ? -y : y;
+}
+float widen_byte(u32 x) {
+    static float numbers[256];
+    if (numbers[1] == 0.0f)
+        for (u32 i = 0; i < 256; i++) numbers[i] = number_of(i);
+    return numbers[x];
 }
 namespace {
 
@@ -84,6 +90,7 @@ struct Matrices {
 struct Warp {
     u32 live = 0;
     int asleep = 0;  // for so many rounds
+    const Fiber *waiting = nullptr;  // all other threads wait for what this one waits for
     Meeting whole;                    // of all lanes
     std::map<u32, Meeting> meetings;  // of fewer, by mask
     Matrices matrices;
@@ -393,12 +400,23 @@ void run_round() {
         Warp &warp = block->warps[w];
         if (warp.asleep == 0 && drawn(SLEEPS)) warp.asleep = chance() % LONGEST_SLEEP;
         if (warp.asleep > 0 ? warp.asleep-- : drawn(4)) continue;
+        if (warp.waiting && !ready(*warp.waiting)) continue;
+        warp.waiting = nullptr;
+        const Fiber *first = nullptr;
+        bool alike = true;
         const size_t end = std::min<size_t>(block->fibers.size(), 32 * w + 32);
-        for (size_t i = 32 * w; i < end; i++)
-            if (Fiber &f = *block->fibers[i]; !f.done && ready(f)) {
+        for (size_t i = 32 * w; i < end; i++) {
+            Fiber &f = *block->fibers[i];
+            if (f.done) continue;
+            if (ready(f)) {
                 resume(f);  // and all those behind it
+                alike = false;
                 break;
             }
+            if (!first) first = &f;
+            alike &= f.word == first->word && f.old == first->old && f.on_barrier == first->on_barrier;
+        }
+        if (alike) warp.waiting = first;
         if (!failure.empty()) return;
     }
 }

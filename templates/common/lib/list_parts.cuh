@@ -13,6 +13,15 @@ FN i32 size_of_row(const struct Lists &p, i32 count) {
     while (count > p.most_parts * size) size *= 2;
     return size;
 }
+FN i32 choice(const struct Lists &p, i32 longest, i32 j) {
+    return max_i32(p.part_tiles, ceil_div(longest, p.pieces[j]));
+}
+// Twice the expected time of rows, summed over all blocks: see Cutting in work_list.py.
+FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, i32 cost) {
+    const i64 turns = 2 * (i64)p.blocks * ((items + p.blocks - 1) / p.blocks) * (size + cost);
+    const i64 spread = 2 * (tiles + items * cost) + (i64)p.blocks * (last + cost);
+    return turns < spread ? turns : spread;
+}
 // The size with the least expected time for all rows, the largest one of several. Every thread of
 // the block gets it; a warp looks at one choice at a time.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
@@ -23,48 +32,68 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     }
     block_sums(all);
     longest = block_max(longest);
+    __shared__ i32 size_of_short;  // the least choice with as many rows up to it as blocks
+    if (threadIdx.x == 0) size_of_short = longest;
+    __syncthreads();
+#pragma unroll 1
+    for (i32 j = threadIdx.x / 32; j < CHOICES; j += THREADS / 32) {
+        const i32 size = choice(p, longest, j);
+        i32 rows = 0;
+        for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) rows += counts[i] && counts[i] <= size;
+        rows = warp_sum(rows);
+        if (threadIdx.x % 32 == 0 && (i64)p.owners * rows >= p.blocks)
+            atomicMin(&size_of_short, size);
+    }
+    __syncthreads();
+    const i32 shorter = size_of_short;
     __shared__ i64 times[CHOICES];  // below 0: too many items
 #pragma unroll 1
     for (i32 j = threadIdx.x / 32; j < CHOICES; j += THREADS / 32) {
-        const i32 size = max_i32(p.part_tiles, ceil_div(longest, p.pieces[j]));
-        i32 mine = 0;
-        for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) mine += ceil_div(counts[i], size);
-        const i64 items = (i64)p.owners * warp_sum(mine);
+        const i32 size = choice(p, longest, j);
+        i32 parts = 0, far_parts = 0, far_tiles = 0;
+        for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) {
+            const i32 x = counts[i], own = ceil_div(x, size);
+            parts += own;
+            far_parts += x > shorter ? own : 0, far_tiles += x > shorter ? x : 0;
+        }
+        const i64 owners = p.owners, items = owners * warp_sum(parts);
         const i32 cost = p.item_cost + (size < longest ? p.part_cost : 0);
-        const i64 turns = 2 * (i64)p.blocks * ((items + p.blocks - 1) / p.blocks) * (size + cost);
-        const i64 spread = 2 * ((i64)p.owners * all[0] + items * cost)
-                           + (i64)p.blocks * (size + cost);
-        const bool fits = j == 0 || items + (i64)p.owners * all[1] <= p.items;
-        if (threadIdx.x % 32 == 0) times[j] = !fits ? -1 : turns < spread ? turns : spread;
+        const i64 whole = time_of(p, items, owners * all[0], min_i32(size, shorter), size, cost);
+        const i64 far = time_of(p, owners * warp_sum(far_parts), owners * warp_sum(far_tiles), size,
+                                size, cost);
+        const bool fits = j == 0 || items + owners * all[1] <= p.items;
+        if (threadIdx.x % 32 == 0) times[j] = !fits ? -1 : whole > far ? whole : far;
     }
     __syncthreads();
     i32 best = 0;
     for (i32 j = 1; j < CHOICES; j++)
         if (times[j] >= 0 && times[j] < times[best]) best = j;
-    return max_i32(p.part_tiles, ceil_div(longest, p.pieces[best]));
+    return choice(p, longest, best);
 }
 FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
     return ceil_div(count, size ? size : size_of_row(p, count));
 }
 
-// Writes the items of a list, one or several per owner: items with tiles, list after list, then
-// unused items, then one item for each row without tiles, whose results must be filled. The rows to
-// merge follow.
+// Writes the items of a list, one or several per owner: items with tiles, the longest parts first,
+// then unused items, then one item for each row without tiles, whose results must be filled. The
+// rows to merge follow.
 FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
     const i32 *const counts = p.counts[at.side];
     const i32 size = p.fixed_tiles ? 0 : size_of_all(p, counts);
-    i32 sum[4] = {0};  // parts of the earlier lists, and of all; then rows without tiles, likewise
+    const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
+    const i32 own = ceil_div(count, pieces);
+    i32 sum[4] = {0};  // parts that come before, and all; then rows without tiles, likewise
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
         const i32 x = counts[i], parts = parts_of(p, size, x);
-        sum[0] += i < at.list ? parts : 0;
+        const i32 length = ceil_div(x, max_i32(parts, 1));
+        sum[0] += length > own || (length == own && i < at.list) ? parts : 0;
         sum[1] += parts;
         sum[2] += i < at.list && !x;
         sum[3] += !x;
     }
     block_sums(sum);
     int4 *const work = (int4 *)p.work;
-    const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
-    const i32 own = ceil_div(count, pieces), base = p.owners * sum[0];
+    const i32 base = p.owners * sum[0];
     const i32 used = p.owners * sum[1], empty = p.items - p.owners * sum[3];
     for (i32 i = threadIdx.x; i < p.owners * pieces; i += THREADS) {
         const i32 owner = i / pieces, piece = i - owner * pieces;
