@@ -342,8 +342,8 @@ class PagedAttention:
             if kind is not None:
                 if out is not None:
                     self._check_out(out, q, v_pool, plan)
-                scales = k_scale, v_scale
-                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, plan, *scales, out)
+                part = plan.parts[0]
+                repeated = part.again(kind, q, k_pool, v_pool, plan, k_scale, v_scale, out)
                 if repeated is not None:
                     return _stored(*repeated, out)
         if is_compiling(q):

@@ -32,7 +32,7 @@ from maskc.core.problem import Direction, Feature, Features
 from maskc.core.score import Inputs
 from maskc.core.sizes import Sizes
 from maskc.core.target import SPARE, Target
-from maskc.core.tensors import Device, torch_of
+from maskc.core.tensors import Device, Order, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
     PlanOptions,
@@ -833,7 +833,8 @@ class CompiledMask:
         if plan is None:
             following = None
             if backward is not None:
-                following = partial(self._missing_backward, backward, given, bound)
+                order = signature[-1].order
+                following = partial(self._missing_backward, backward, order, given, bound)
             plan = self._planner.plan(signature[-1], given, bound, following)
             if bound.lasting:
                 with self._lock:
@@ -842,12 +843,14 @@ class CompiledMask:
         return plan
 
     def _missing_backward(
-        self, options: CallOptions, given: list[Any], bound: Bound, forward: Planned
-    ) -> Iterable[Job]:
+        self, options: CallOptions, order: Order | None, given: list[Any], bound: Bound,
+        forward: Planned,
+    ) -> Iterable[Job]:  # fmt: skip
         """Return jobs that build what the backward pass of a call will need.
 
         Args:
             options: of the backward pass.
+            order: of the axes of tensors.
             given, bound, forward: arrays, data and plan of the forward pass.
         """
         q, *others = given[:3]
@@ -858,6 +861,7 @@ class CompiledMask:
         )
         arrays = [q, *others, out, out, lse]
         asked, _ = _planned(options, _BACKWARD, arrays)
+        asked = asked if order is None else in_order(asked, order)
         return self._planner.missing(asked, arrays, bound)
 
     def _bind(
