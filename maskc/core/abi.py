@@ -441,7 +441,7 @@ BLOCK_ROWS_FIELDS: tuple[Field, ...] = (
     Field("tokens", "i32", "rows of q"),
     Field("block", "i32", "queries of a block"),
     Field("blocks", "i32", "of queries"),
-)  # fmt: skip
+)
 """Arguments of the kernels that copy queries into blocks, and results back."""
 
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {

@@ -881,10 +881,10 @@ def test_rows_are_read_at_any_steps(hopper, columns, counts):
     given = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)
     plan = attn.plan(torch.from_numpy(pool.table), given, torch.tensor(pool.lengths))
     pools = [torch.from_numpy(x).bfloat16() for x in (pool.k_pool, pool.v_pool)]
-    found, want = (
+    result, want = (
         attn.run(x, *pools, plan) for x in (q, q.clone(memory_format=torch.contiguous_format))
     )
-    for x, y in zip(found, want, strict=True):
+    for x, y in zip(result, want, strict=True):
         assert torch.equal(x, y)
     close(want, exact(pool, q.float().numpy(), counts, lambda s, h: causal), 2e-2)
     assert {"gather_rows", "return_rows"} <= {entry for entry, _ in hopper.launches}
@@ -1012,7 +1012,7 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
         before = len(planned)
         results = attn.run(*tensors, plan, out=memory, **options, **scales)
         assert memory is None or results[0] is memory
-        in_place = memory is not None and counts == [1] * 3 and len(planned) == before
+        in_place = memory is not None and len(planned) == before
         assert copied.pop() != in_place
         want = exact(pool, q, counts, lambda s, h: causal, scale=options.get("scale"),
                      sinks=sinks if "sink_logits" in options else None)  # fmt: skip
