@@ -14,7 +14,7 @@ from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRa
 from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import outside
-from maskc.core.tensors import layout_of, torch_of
+from maskc.core.tensors import ORDERS, Order, layout_of, torch_of
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
@@ -181,43 +181,46 @@ def _hint(q: Any, k: Any) -> None:
 
 def _attention(
     find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
-    score: Score | None = None,
+    score: Score | None = None, order: Order | None = None,
 ) -> Any:  # fmt: skip
-    """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
-    from maskc.runtime.autograd import is_traced
-
+    """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
+    the mask. Log-sum-exps are [B, H, N]."""
     torch = torch_of(q)
+    watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
         score = as_score(score)
-        watched = torch is not None and is_traced(torch)
-    elif options.return_selection or options.indexer_loss or options.alpha_by_head:
-        watched = False
-    else:
-        watched = torch is not None and isinstance(q, torch.Tensor)
-        if watched and q.dtype is torch.float8_e4m3fn:
-            return _scaled(find, torch, q, k, v, mask, options, data)
+    several = options.return_selection or options.indexer_loss or options.alpha_by_head
+    if watched and (several or q.dtype is torch.float8_e4m3fn):
+        if score is None and not several:
+            return _scaled(find, torch, q, k, v, mask, options, data, order)
+        from maskc.runtime.autograd import is_traced
+
+        watched = score is not None and is_traced(torch)
     if watched:
         from maskc.integrations import torch as with_torch
 
-        return with_torch.attention(find, mask, AttentionCall(q, k, v, options, data), score)
+        call = AttentionCall(q, k, v, options, data, order=order)
+        return with_torch.attention(find, mask, call, score)
     eager = torch is not None and not torch.compiler.is_compiling()
     if eager and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
         from maskc.integrations.torch import cast_all
 
         q, k, v = cast_all(q, k, v)
-    sizes, dtype, place = _kernel_of(q, v)
+    sizes, dtype, place = _kernel_of(q, v, order)
     if torch is not None and torch.jit.is_tracing():
         sizes = _counted(sizes)
     score_option = {} if score is None else {"score": score}
-    call = AttentionCall(q, k, v, options, data)
+    call = AttentionCall(q, k, v, options, data, order=order)
     return find(mask, *sizes, dtype, place, **score_option).attend(call)
 
 
-def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
-    """((head_dim, head_dim_v, query heads), dtype, device) of a call's tensors [B, H, N, D]."""
+def _kernel_of(q: Any, v: Any, order: Order | None = None) -> tuple[Sizes, str, Device]:
+    """((head_dim, head_dim_v, query heads), dtype, device) of a call's tensors."""
     from maskc.runtime.arrays.known import array_of
 
     of_q, of_v = array_of(q, "q"), array_of(v, "v")
+    if order is not None:
+        of_q, of_v = order.array(of_q), order.array(of_v)
     for x, name in ((of_q, "q"), (of_v, "v")):
         if len(x.shape) != 4:
             raise WrongRank(name, x.shape, at=name)
@@ -234,9 +237,12 @@ def _counted(sizes: Sizes) -> Sizes:
 
 def _scaled(
     find: Any, torch: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
-    data: dict[str, Any],
+    data: dict[str, Any], order: Order | None,
 ) -> Any:  # fmt: skip
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
+    if order is not None:
+        q, k, v = map(order.heads_first, (q, k, v))
+        return order.with_out(_scaled(find, torch, q, k, v, mask, options, data, None))
     from maskc.runtime.device import default_target
     from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
@@ -271,20 +277,45 @@ def _by_convention(
         finding = "a call whose tensors are [B, N, H, D]"
         wanted = "left to tensors [B, H, N, D]"
         raise BadOption("return_selection and indexer_loss", wanted, finding, at="layout")
-    if swapped:
-        named = zip((q, k, v), "qkv", strict=True)
-        q, k, v = (conventions.heads_first(x, name, layout) for x, name in named)
-    for x, name in ((q, "q"), (k, "k")):
-        shape = tuple(getattr(x, "shape", (0, 0, 0, 0)))
-        if len(shape) != 4:
-            raise WrongRank(name, shape, at=name)
+    order = ORDERS["packed" if packed else layout or "bshd"] if swapped else None
     if layout is None and not packed:
         _hint(q, k)
-    keywords.check_heads(q.shape[1], k.shape[1])
+    if order is None or (order.fits(q) and order.fits(k) and order.fits(v)):
+        results = _in_order(q, k, v, mask, options, data, keywords, score, order)
+    else:
+        q, k, v = (order.view(x, name) for x, name in zip((q, k, v), "qkv", strict=True))
+        results = _in_order(q, k, v, mask, options, data, keywords, score, None)
+        results = order.with_out(results)
+    return results if order is None else order.with_lse(results)
+
+
+def _in_order(
+    q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
+    keywords: conventions.Keywords, score: Score | None, order: Order | None,
+) -> Any:  # fmt: skip
+    """A call of tensors in an order. Log-sum-exps are [B, H, N]."""
+    if order is None:
+        of_q, of_k = _shape(q, "q"), _shape(k, "k")
+    else:
+        of_q, of_k = order.shape(q.shape), order.shape(k.shape)
+    keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
-    to = keywords.restriction(q.shape[2], k.shape[2], masked, data)
-    results = _attention(partial(_restricted, to), q, k, v, mask, options, data, score)
-    return conventions.tokens_first(results, packed, layout) if swapped else results
+    to = keywords.restriction(of_q[2], of_k[2], masked, data)
+    return _attention(partial(_restricted, to), q, k, v, mask, options, data, score, order)
+
+
+def _shape(x: Any, name: str) -> tuple[int, ...]:
+    """The shape of an array of four dimensions.
+
+    Raises:
+        WrongRank.
+    """
+    from maskc.runtime.arrays.known import array_of
+
+    shape: tuple[int, ...] = x.shape if hasattr(x, "shape") else array_of(x, name).shape
+    if len(shape) != 4:
+        raise WrongRank(name, tuple(shape), at=name)
+    return shape
 
 
 def _restricted(

@@ -17,7 +17,7 @@ import numpy as np
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import in_memory_order, torch_of
+from maskc.core.tensors import torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, flags, intervals
@@ -93,9 +93,13 @@ class Keywords(NamedTuple):
     @classmethod
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
         """Take them out of the keywords of a call; None if all have their defaults."""
-        own_keywords = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
-        all_default = all(x is cls._field_defaults[name] for name, x in own_keywords.items())
-        return None if all_default else cls(**own_keywords)
+        own_keywords, defaults = {}, cls._field_defaults
+        for name in CONVENTIONS:
+            if name in keywords:
+                x = keywords.pop(name)
+                if x is not defaults[name]:
+                    own_keywords[name] = x
+        return cls(**own_keywords) if own_keywords else None
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
         """Raise an error for grouped heads with enable_gqa=False.
@@ -120,8 +124,8 @@ class Keywords(NamedTuple):
         is_causal = _truth("is_causal", self.is_causal)
         sides = _window(self.window_size)
         packed = self._packed(n_q, n_kv, is_causal, sides, masked, data)
-        differ = n_q != n_kv and packed is None
-        if differ and is_causal and sides is not None:
+        differ = is_causal and packed is None and n_q != n_kv
+        if differ and sides is not None:
             wanted = (
                 "left out with window_size if there are fewer queries than keys (SDPA lets "
                 "the first tokens meet, flash-attn the last ones): window_size=(left, 0) is causal"
@@ -362,35 +366,6 @@ def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
 
 
 # ------------------------------------------------------------------ layouts of tensors
-
-
-def heads_first(x: Any, name: str, layout: str | None = None) -> Any:
-    """A view [B, H, N, D] of a tensor [B, N, H, D], or [1, H, N, D] of one [N, H, D].
-
-    Args:
-        layout: "sbhd" for tensors [N, B, H, D].
-
-    Raises:
-        BadOption: the object has no such view.
-    """
-    if not hasattr(x, "swapaxes"):
-        finding = f"{name}, a {type(x).__name__}"
-        raise BadOption("layout", "'bhsd' for arrays without swapaxes", finding, at="layout")
-    if x.ndim == 3:
-        return x.swapaxes(0, 1)[None]
-    return (x.swapaxes(0, 1) if layout == "sbhd" else x).swapaxes(1, 2)
-
-
-def tokens_first(results: Any, packed: bool, layout: str | None = None) -> Any:
-    """Return the results of a call with tokens before heads, and before sequences in the layout
-    "sbhd"; log-sum-exps keep heads before tokens."""
-    if isinstance(results, tuple):
-        out, lse = tokens_first(results[0], packed, layout), results[1]
-        return out, in_memory_order(out, lse[0] if packed else lse, layout or "bshd")
-    if packed:
-        return results[0].swapaxes(0, 1)
-    out = results.swapaxes(1, 2)
-    return out.swapaxes(0, 1) if layout == "sbhd" else out
 
 
 def may_be_tokens_first(q: Any, k: Any) -> bool:

@@ -46,7 +46,7 @@ from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, p
 from maskc.layout.inputs.call_data import times_of_parents
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.autograd import is_compiling, needs_torch
+from maskc.runtime.autograd import has_modes, is_compiling, needs_torch
 from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import BLOCK, TABLES, PoolFactor, PoolScales, pool_block
@@ -82,8 +82,8 @@ _RUN = (
     "scale", "softcap", "alibi_slopes", "sink_logits", "k_scale", "v_scale", "deterministic", "out",
 )  # fmt: skip
 """Options of a run."""
-_MOST_SCALES = 256
-"""Pairs of scales that a plan remembers."""
+_MOST_SCALES = 512
+"""Entries for pairs of scales that a plan remembers, up to two for a pair."""
 _MOST_KINDS = 16
 """Kinds of layers whose launch a plan remembers."""
 _ROUNDED = 128
@@ -332,13 +332,27 @@ class PagedAttention:
             TargetNotBuilt: a tensor requires grad (MC503).
             MaskcError: as CompiledMask.
         """
+        kind = None
+        if (
+            type(plan) is PagedPlan and plan.paged is self and plan.repeats and not tables
+            and not plan._torch.compiler.is_dynamo_compiling()
+        ):  # fmt: skip
+            options = scale, softcap, deterministic
+            kind = _kind_of(plan._torch, q, k_pool, v_pool, options, alibi_slopes, sink_logits)
+            if kind is not None:
+                if out is not None:
+                    self._check_out(out, q, v_pool, plan)
+                part = plan.parts[0]
+                repeated = part.again(kind, q, k_pool, v_pool, plan, k_scale, v_scale, out)
+                if repeated is not None:
+                    return _stored(*repeated, out)
         if is_compiling(q):
-            options = {
+            keywords = {
                 "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
                 "sink_logits": sink_logits, "k_scale": k_scale, "v_scale": v_scale,
                 "deterministic": deterministic, "out": out, **tables,
             }  # fmt: skip
-            eager: tuple[Any, Any] = _eagerly(self.run, (q, k_pool, v_pool, plan), options)
+            eager: tuple[Any, Any] = _eagerly(self.run, (q, k_pool, v_pool, plan), keywords)
             return eager
         heads = self.heads[0]
         self._check_plan(plan)
@@ -346,22 +360,10 @@ class PagedAttention:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         if out is not None:
-            plan.check_library({"out": out})
-            _has(out, (plan.tokens, heads, v_pool.shape[-1]), "out")
-            if dtype_of(out) != dtype_of(q):
-                raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
+            self._check_out(out, q, v_pool, plan)
         scales = plan.scales(k_scale, v_scale)
         for name in tables if self._options["score"] is None else ():
             raise unknown_keyword(name, (), _RUN)
-        kind = None
-        if plan.repeats:
-            kind = _kind_of(
-                q, k_pool, v_pool, (scale, softcap, deterministic), alibi_slopes, sink_logits
-            )
-            if kind is not None:
-                repeated = plan.parts[0].again(kind, q, k_pool, v_pool, scales, out)
-                if repeated is not None:
-                    return _stored(*repeated, out)
         pools = self._heads_first(k_pool, v_pool)
         of_heads = {"alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
@@ -387,6 +389,13 @@ class PagedAttention:
         if len(results) == 1:
             return _stored(*results[0], out)
         return _stored(*merge(*zip(*results, strict=True), layout="bhsd"), out)
+
+    def _check_out(self, out: Any, q: Any, v_pool: Any, plan: PagedPlan) -> None:
+        """Raise BadPages for memory that out does not fit."""
+        plan.check_library({"out": out})
+        _has(out, (plan.tokens, self.heads[0], v_pool.shape[-1]), "out")
+        if dtype_of(out) != dtype_of(q):
+            raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
 
     @cached_property
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
@@ -650,6 +659,8 @@ class _Repeat(NamedTuple):
     """Page tables, see `runtime/paged`; blocks of scales follow it."""
     out: _Result
     lse: _Result
+    numbers: Any
+    """An empty array in fp32 where results lie."""
 
 
 class _Result(NamedTuple):
@@ -694,14 +705,18 @@ class QueryPart:
         if launch is not None:
             if len(self._repeats) >= _MOST_KINDS:
                 self._repeats.clear()
-            memory = (_Result(x.shape, x.stride()) for x in self.blocks.flattened(out, lse))
+            of_out, of_lse = self.blocks.flattened(out, lse)
             block = call.data[TABLES].block[: BLOCK.size]
-            self._repeats[kind] = _Repeat(launch, block, *memory)
+            self._repeats[kind] = _Repeat(
+                launch, block, _Result(of_out.shape, of_out.stride()),
+                _Result(of_lse.shape, of_lse.stride()), lse.new_empty(0),
+            )  # fmt: skip
         return self.blocks.rows(out, lse)
 
     def again(
-        self, kind: object, q: Any, k_pool: Any, v_pool: Any, scales: PoolScales, memory: Any = None
-    ) -> tuple[Any, Any] | None:
+        self, kind: object, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, k_scale: Any,
+        v_scale: Any, memory: Any = None,
+    ) -> tuple[Any, Any] | None:  # fmt: skip
         """Repeat a launch for another layer; None where it has to be planned.
 
         Args:
@@ -710,26 +725,27 @@ class QueryPart:
         known = self._repeats.get(kind)
         if known is None:
             return None
-        launch, block, (shape, strides), (lse_shape, lse_strides) = known
-        blocks, torch = self.blocks, self.blocks.torch
+        launch, block, (shape, strides), (lse_shape, lse_strides), numbers = known
+        block += plan.scales(k_scale, v_scale).block
         if not self._in_rows:
-            q = blocks.gathered(q)
+            q = self.blocks.gathered(q)
         out = memory
         if memory is None or not self._in_rows or memory.data_ptr() % _VECTOR or (
             (memory.shape, memory.stride(), memory.get_device()) != (shape, strides, q.get_device())
         ):  # fmt: skip
             out = q.new_empty_strided(shape, strides)
-        lse = torch.empty_strided(lse_shape, lse_strides, dtype=torch.float32, device=q.device)
+        lse = numbers.new_empty_strided(lse_shape, lse_strides)
         places = (
             q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(), lse.data_ptr()
         )  # fmt: skip
-        if not launch.run(q, places, block + scales.block):
+        if not launch.run(q, places, block):
             return None
-        return (out, lse) if self._in_rows else blocks.of_tokens(out, lse, memory)
+        return (out, lse) if self._in_rows else self.blocks.of_tokens(out, lse, memory)
 
-    def forget(self) -> None:
-        """Plan calls again, after the arrays of the step have changed."""
-        self._repeats.clear()
+    def renew(self) -> None:
+        """Make lists of tiles again, after the arrays of the step have changed."""
+        for repeat in self._repeats.values():
+            repeat.launch.renew()
 
 
 class _Lengths(NamedTuple):
@@ -805,7 +821,10 @@ class PagedPlan:
         self._blocks = self._blocks_of(self._sizes, self._state)
         self._shared_keys = self._checked_shared(shared_keys)
         self._shared = self._blocks_of_shared() if shared_keys else None
+        self._filled: object = None
+        """Where and how the arrays lie that the argument block points to; None if unknown."""
         self._fill(given)
+        self._filled = self._places(page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data)
 
     def update(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
@@ -822,6 +841,10 @@ class PagedPlan:
         Raises:
             BadPages: an array has another shape (MC464).
         """
+        places = self._places(page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data)
+        if places is not None and places == self._filled:
+            self._fill(None)
+            return
         lengths = self._sequence_queries
         if lengths is not None and not (type(seq_lens_q) is int and seq_lens_q == lengths):
             wanted = f"{lengths}, the queries of every sequence of this plan"
@@ -832,7 +855,9 @@ class PagedPlan:
             if shape != self._shapes[name]:
                 wanted = f"of shape {_text(self._shapes[name])}, as before"
                 raise BadPages(name, wanted, _text(shape), at=name)
+        self._filled = None
         self._fill(given)
+        self._filled = places
 
     # -------------------------------------------------------------- what a step is
 
@@ -1012,18 +1037,35 @@ class PagedPlan:
             dtype = getattr(self._torch, np.dtype(kind).name)
             return self._torch.empty(count, dtype=dtype, device=self._device)
 
-    def _fill(self, given: _Given) -> None:
-        """Make all arrays of the step, in their places."""
+    def _places(
+        self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, cu_seqlens_q: Any,
+        data: Mapping[str, Any],
+    ) -> object:  # fmt: skip
+        """Where and how all arrays of a step lie; None if kernels do not read them there."""
         if self._kernels is None:
-            self._fill_on_host(given)
-        else:
-            self._fill_block(given, self._kernels.library)
+            return None
+        tables = page_table if type(page_table) is tuple else (page_table,)
+        given = (*tables, seq_lens_q, seq_lens_kv, cu_seqlens_q, *data.values())
+        places = tuple(map(_place_of, given))
+        return None if None in places else (len(tables), tuple(data), places)
+
+    def _fill(self, given: _Given | None) -> None:
+        """Make all arrays of the step, in their places.
+
+        Args:
+            given: the tables; None if they lie where the earlier ones did.
+        """
+        if self._kernels is not None:
+            if given is not None:
+                self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
+        elif given is not None:
+            self._fill_on_host(given)
         if self._shared is not None:
             self._fill_shared(self._shared.state)
         if "parts" in vars(self):
             for part in self.parts:
-                part.forget()
+                part.renew()
         if self._torch is not None:
             self._torch.autograd.graph.increment_version(self._buffers)
 
@@ -1200,14 +1242,20 @@ class PagedPlan:
         """
         if k_scale is None and v_scale is None:
             return self._usual_scales
-        kinds = _scale_kind(k_scale), _scale_kind(v_scale)
+        same = id(k_scale), id(v_scale)
+        known = self._scales.get(same)
+        if known is not None and known.lies_at(k_scale, v_scale):
+            return known
+        kinds = _place_of(k_scale), _place_of(v_scale)
         known = None if None in kinds else self._scales.get(kinds)
         if known is None:
             known = self._checked_scales(k_scale, v_scale)
+        if known.lasting and None not in kinds:
             if len(self._scales) >= _MOST_SCALES:
                 self._scales.clear()
-            if known.lasting and None not in kinds:
-                self._scales[kinds] = known
+            self._scales[kinds] = known
+            if known.k is k_scale and known.v is v_scale:
+                self._scales[same] = known
         return known
 
     @cached_property
@@ -1327,14 +1375,15 @@ def _check_slots(slots: Any, size: int) -> None:
 
 
 def _kind_of(
-    q: Any, k_pool: Any, v_pool: Any, options: tuple[object, ...], slopes: Any, sinks: Any
-) -> object:
+    torch: Any, q: Any, k_pool: Any, v_pool: Any, options: tuple[object, ...], slopes: Any,
+    sinks: Any,
+) -> object:  # fmt: skip
     """Everything that the launch of a layer depends on, except where its tensors lie; None for a
     call that torch must see."""
-    torch = torch_of(q)
-    if torch is None or not type(q) is type(k_pool) is type(v_pool) is torch.Tensor:
+    if not type(q) is type(k_pool) is type(v_pool) is torch.Tensor or has_modes(torch):
         return None
-    if torch._C._is_any_autocast_enabled() or needs_torch(q, k_pool, v_pool, slopes, sinks):
+    is_trained = q.requires_grad or k_pool.requires_grad or v_pool.requires_grad
+    if is_trained and torch.is_grad_enabled():
         return None
     kind = (
         q.shape, q.stride(), q.dtype, q.get_device(),
@@ -1344,8 +1393,10 @@ def _kind_of(
     )  # fmt: skip
     if slopes is None and sinks is None:
         return kind
-    of_heads = _scale_kind(slopes), _scale_kind(sinks)
-    return None if None in of_heads else (*kind, *of_heads)
+    of_heads = _place_of(slopes), _place_of(sinks)
+    if None in of_heads or needs_torch(q, k_pool, v_pool, slopes, sinks):
+        return None
+    return (*kind, *of_heads)
 
 
 def _eagerly(run: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -1375,9 +1426,9 @@ def _stored(out: Any, lse: Any, memory: Any) -> tuple[Any, Any]:
     return memory, lse
 
 
-def _scale_kind(x: Any) -> object:
+def _place_of(x: Any) -> object:
     """Where and how a tensor lies, or a number; None for arrays of other libraries."""
-    if x is None or type(x) is float:
+    if x is None or type(x) is float or type(x) is int:
         return (x,)
     if not hasattr(x, "get_device"):
         return None

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar, get_overloads
 
 import numpy as np
 
+from maskc.core.tensors import Order
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -101,6 +103,19 @@ class AttentionCall(NamedTuple):
     with; gradients are not recorded."""
     backward: CallOptions | None = None
     """Forward pass: the options of the backward pass that will follow; None if none is known to."""
+    order: Order | None = None
+    """Order of the axes of q, k, v, out and dout, and of gradients; None: [B, H, N, D]. That of
+    log-sum-exps is [B, H, N]."""
+
+    def heads_first(self) -> AttentionCall:
+        """The call with views [B, H, N, D]."""
+        order = self.order
+        if order is None:
+            return self
+        q, k, v, out, dout = (
+            None if x is None else order.heads_first(x) for x in (*self[:3], self.out, self.dout)
+        )
+        return self._replace(q=q, k=k, v=v, out=out, dout=dout, order=None)
 
     def with_data(self, data: Mapping[str, Any]) -> AttentionCall:
         """The call with other data."""

@@ -416,6 +416,12 @@ class Inputs:
         """A table that is computed for the lengths of a call; None if there is none."""
         return next((x for x in self.captured.values() if isinstance(x, PlaceTable)), None)
 
+    @cached_property
+    def without_tensors(self) -> Inputs:
+        """These inputs without captured tensors of torch, for calls that pass them."""
+        held = {name: x for name, x in self.captured.items() if not hasattr(x, "data_ptr")}
+        return self if len(held) == len(self.captured) else replace(self, captured=held)
+
     def held(self, batch: int, heads: int, n_q: int, n_kv: int) -> Mapping[str, Any]:
         """The arrays of `captured` in a call of so many sequences, heads, queries and keys."""
         if self.placed is None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from maskc.core.errors import BadOption
+from maskc.core.errors import BadOption, WrongRank
 
 Shape = tuple[int, ...]
 
@@ -42,8 +42,8 @@ class Output:
 
     shape: Shape
     order: Shape = (0, 1, 2)
-    """The axes of [B, H, N, D] but the last, from the outermost in memory, as of the input that it
-    goes with; see `order_of`."""
+    """The axes but the last, from the outermost in memory, as of the input that it goes with; see
+    `order_of`."""
     like_q: bool = False
     """Whether it has q's shape, dtype and order."""
     dtype: str = ""
@@ -55,10 +55,11 @@ class Output:
     def in_memory(self) -> tuple[Shape, Shape]:
         """Return the shape of a C-contiguous array, and the permutation of its axes to the result;
         empty if none is needed."""
-        if self.order == (0, 1, 2) or len(self.shape) != 4:
+        rows = len(self.order)
+        if self.order == tuple(range(rows)) or len(self.shape) != rows + 1:
             return self.shape, ()
-        shape = *(self.shape[axis] for axis in self.order), self.shape[3]
-        return shape, (*(self.order.index(axis) for axis in range(3)), 3)
+        shape = *(self.shape[axis] for axis in self.order), self.shape[rows]
+        return shape, (*(self.order.index(axis) for axis in range(rows)), rows)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strides", out_strides(self.shape, self.order))
@@ -80,11 +81,12 @@ def contiguous(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=1 << 12)
 def out_strides(shape: Shape, order: Shape) -> Shape:
-    """Return the strides of an array from `empty` for a shape [B, H, N, D]."""
-    if order == (0, 1, 2):
+    """Return the strides of an array from `empty`, whose axes but the last are in this order."""
+    rows = len(order)
+    if order == tuple(range(rows)):
         return contiguous(shape)
-    *steps, last = contiguous((*(shape[axis] for axis in order), shape[3]))
-    return *(steps[order.index(axis)] for axis in range(3)), last
+    *steps, last = contiguous((*(shape[axis] for axis in order), shape[rows]))
+    return *(steps[order.index(axis)] for axis in range(rows)), last
 
 
 def order_of(shape: Shape, strides: Shape) -> Shape:
@@ -112,6 +114,105 @@ LAYOUTS = ("bhsd", "bshd", "sbhd")
 """Orders of sequences, heads and tokens in the tensors of a call."""
 
 
+class Order(NamedTuple):
+    """Order of the axes of a caller's q, k, v and out, which kernels take as [B, H, N, D]."""
+
+    layout: str
+    """One of LAYOUTS."""
+    axes: Shape
+    """Kernels' axes of the caller's, in turn. Packed tokens, [N, H, D], lack the axis of
+    sequences."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether tensors have no axis of sequences."""
+        return len(self.axes) == 3
+
+    @property
+    def sequences(self) -> int:
+        """The caller's axis of sequences; that of queries if there is none."""
+        return 0 if self.is_packed else self.axes.index(0)
+
+    def fits(self, x: Any) -> bool:
+        """Whether an array has views, and as many axes."""
+        return hasattr(x, "swapaxes") and len(x.shape) == len(self.axes)
+
+    def shape(self, shape: Shape) -> Shape:
+        """The shape [B, H, N, D] of a caller's array."""
+        if len(shape) == 3:
+            return 1, shape[1], shape[0], shape[2]
+        first, second, third, _ = _TO_KERNELS[self.layout]
+        return shape[first], shape[second], shape[third], shape[3]
+
+    def array(self, x: Array) -> Array:
+        """A caller's array as [B, H, N, D]; unchanged if it does not fit."""
+        if len(x.shape) != len(self.axes):
+            return x
+        shape, strides = x.shape, x.strides
+        if self.is_packed:
+            shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
+        axes = _TO_KERNELS[self.layout]
+        return x._replace(
+            shape=tuple(shape[axis] for axis in axes), strides=tuple(strides[axis] for axis in axes)
+        )
+
+    def output(self, x: Output) -> Output:
+        """A result [B, H, N, D] as it is allocated for the caller, in the same place."""
+        order = tuple(self.axes.index(axis) for axis in x.order if axis in self.axes)
+        return Output(tuple(x.shape[axis] for axis in self.axes), order, x.like_q, x.dtype)
+
+    def view(self, x: Any, name: str) -> Any:
+        """A view [B, H, N, D] of an array that may lack sequences; `name` is for errors.
+
+        Raises:
+            BadOption: the object has no views.
+            WrongRank: it has neither three nor four axes.
+        """
+        if not hasattr(x, "swapaxes"):
+            finding = f"{name}, a {type(x).__name__}"
+            raise BadOption("layout", "'bhsd' for arrays without swapaxes", finding, at="layout")
+        if len(x.shape) not in (3, 4):
+            raise WrongRank(name, tuple(x.shape), at=name)
+        return self.heads_first(x)
+
+    def heads_first(self, x: Any) -> Any:
+        """A view [B, H, N, D] of a caller's array."""
+        if len(x.shape) == 3:
+            return x[None].swapaxes(1, 2)
+        return (x.swapaxes(0, 1) if self.layout == "sbhd" else x).swapaxes(1, 2)
+
+    def restored(self, x: Any) -> Any:
+        """A view, in this order, of an array [B, H, N, D]."""
+        if self.is_packed:
+            return x[0].swapaxes(0, 1)
+        x = x.swapaxes(1, 2)
+        return x.swapaxes(0, 1) if self.layout == "sbhd" else x
+
+    def with_out(self, results: Any) -> Any:
+        """Results, out or a tuple, with out in this order."""
+        if isinstance(results, tuple):
+            return self.restored(results[0]), *results[1:]
+        return self.restored(results)
+
+    def with_lse(self, results: Any) -> Any:
+        """Results, out or (out, lse), with log-sum-exps as they go with out in this order: they
+        keep heads before tokens."""
+        if not isinstance(results, tuple):
+            return results
+        out, lse = results
+        return out, in_memory_order(out, lse[0] if self.is_packed else lse, self.layout)
+
+
+_TO_KERNELS = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
+"""The caller's axis for each axis of kernels."""
+ORDERS = {
+    "bshd": Order("bshd", (0, 2, 1, 3)),
+    "sbhd": Order("sbhd", (2, 0, 1, 3)),
+    "packed": Order("bshd", (2, 1, 3)),
+}
+"""Orders other than that of kernels."""
+
+
 def layout_among(layout: object, names: Iterable[str]) -> str | None:
     """The name with the order that `layout` means, or None. "s" and "n" both stand for tokens."""
     spelling = layout.replace("n", "s") if isinstance(layout, str) else None
@@ -124,6 +225,8 @@ def layout_of(layout: object) -> str:
     Raises:
         BadOption: `layout` is not a layout.
     """
+    if type(layout) is str and layout in LAYOUTS:
+        return layout
     name = layout_among(layout, LAYOUTS)
     if name is None:
         raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from maskc.core.errors import BadOption
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.tensors import Order
 
 
 class Pages(NamedTuple):
@@ -38,6 +39,8 @@ class PlanOptions(NamedTuple):
     """Layout of keys and values in pages; None if tokens lie one after another."""
     accumulates: bool = False
     """Whether results are merged with results over other keys, which are already in the output."""
+    order: Order | None = None
+    """Order of the axes of the caller's tensors; None: as kernels take them."""
 
     @property
     def direction(self) -> Direction:
@@ -77,6 +80,12 @@ def over_pages(options: PlanOptions, pages: Pages) -> PlanOptions:
 def joining(options: PlanOptions) -> PlanOptions:
     """The options of a call that joins its results with earlier ones."""
     return options._replace(accumulates=True)
+
+
+@lru_cache(maxsize=1024)
+def in_order(options: PlanOptions, order: Order) -> PlanOptions:
+    """The options of a call whose tensors have their axes in another order."""
+    return options._replace(order=order)
 
 
 def alpha_less_1(normalizer: str, alpha: Any) -> float:

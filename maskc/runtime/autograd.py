@@ -52,10 +52,13 @@ def needs_torch(
         if type(x) not in _PLAIN:
             wanted = wanted or _wants(x)
             dispatches = dispatches or takes_part(x)
+    return dispatches or (wanted and torch.is_grad_enabled()) or has_modes(torch)
+
+
+def has_modes(torch: Any) -> bool:
+    """Whether a dispatch mode, forward-mode differentiation or `torch.jit.trace` takes part."""
     return (
-        dispatches
-        or (wanted and torch.is_grad_enabled())
-        or bool(torch._C._len_torch_dispatch_stack())
+        bool(torch._C._len_torch_dispatch_stack())
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )

@@ -33,11 +33,12 @@ from maskc.core.recorders import refuse_proxy
 from maskc.core.score import Inputs
 from maskc.core.sizes import Sizes
 from maskc.core.target import SPARE, Target
-from maskc.core.tensors import Device, torch_of
+from maskc.core.tensors import Device, Order, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
     PlanOptions,
     alpha_less_1,
+    in_order,
     joining,
     numbers,
     over_pages,
@@ -561,6 +562,9 @@ class CompiledMask:
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with return_lse; lse is fp32 [B, Hq, Nq].
         """
+        order = call.order
+        if order is not None and not self._is_plain:  # they read lengths from the arrays
+            return order.with_out(self.run(call.heads_first()))
         if self._runner is not None:
             return self._runner.run(self, call)
         return self._launched(call)[0]
@@ -575,19 +579,20 @@ class CompiledMask:
         """
         if self._runner is not None or self._score is not None:
             return self.run(call), None
-        results, plan, sent, *rest = self._launched(call)
+        results, plan, sent, data, *rest = self._launched(call)
         while isinstance(plan, BlockLaunch):
             plan = plan.plan
         if not isinstance(plan, DataCall) or not isinstance(plan.plan, ListsPlan):
             return results, None
         if plan.watched is None or not sent.usual.lasting:
             return results, None
-        launched = FirstPass(plan.plan, plan.watched, *rest)
-        return results, RepeatedPass(launched, self._unaligned)
+        launched = FirstPass(plan, *rest)
+        again = launched, plan.plan, plan.watched, data, self.held, self._unaligned
+        return results, RepeatedPass(*again)
 
     def _launched(self, call: AttentionCall) -> tuple[Any, ...]:
         """Run a call; return its results, and how it was launched: the plan, what its stream has,
-        then the rest of `FirstPass`."""
+        the data of the mask, then the rest of `FirstPass`."""
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             call, opened = self._opened(call)
@@ -600,6 +605,8 @@ class CompiledMask:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
         if call.earlier is not None:
             asked = joining(asked)
+        if call.order is not None:
+            asked = in_order(asked, call.order)
         plan, lib, places = self._begin(asked, given, data, call.backward)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -619,7 +626,7 @@ class CompiledMask:
             pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
         plan.run(sent, pointers, scalars, stream)
         results = (out, lse) if options.return_lse else out
-        return results, plan, sent, lib, stream, pointers, scalars, outputs
+        return results, plan, sent, data, lib, stream, pointers, scalars, outputs
 
     def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
         """(the call without what kernels find behind `struct Attention`, that in its order)."""
@@ -694,7 +701,11 @@ class CompiledMask:
             MaskcError: as `backward`.
         """
         opened: Sequence[OpenedCall] = ()
+        order = call.order
         if not self._is_plain:
+            if order is not None:
+                (*of_tensors,) = self.differentiate(call.heads_first())
+                return *map(order.restored, of_tensors[:3]), *of_tensors[3:]
             if self._runner is not None:
                 return self._runner.differentiate(self, call)
             if self._adds_by_distance(call):
@@ -705,6 +716,8 @@ class CompiledMask:
             call, opened = self._opened(call)
         given = [call.q, call.k, call.v, call.out, call.dout, call.lse]
         asked, scalars = _planned(call.options, _BACKWARD, given)
+        if order is not None:
+            asked = in_order(asked, order)
         plan, lib, places = self._begin(asked, given, call.data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -734,9 +747,10 @@ class CompiledMask:
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
         _, k, v, *_ = given
-        if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:  # which sequences share
+        axis = 0 if order is None else order.sequences
+        if not k.shape[axis] == v.shape[axis] == q.shape[axis]:  # which sequences share
             dq, dk, dv, *others = gradients
-            gradients = dq, summed(dk, k), summed(dv, v), *others
+            gradients = dq, summed(dk, k, axis), summed(dv, v, axis), *others
         for more in opened:
             gradients += more.gradients
         return gradients
@@ -821,7 +835,8 @@ class CompiledMask:
         if plan is None:
             following = None
             if backward is not None:
-                following = partial(self._missing_backward, backward, given, bound)
+                order = signature[-1].order
+                following = partial(self._missing_backward, backward, order, given, bound)
             plan = self._planner.plan(signature[-1], given, bound, following)
             if bound.lasting:
                 with self._lock:
@@ -830,12 +845,14 @@ class CompiledMask:
         return plan
 
     def _missing_backward(
-        self, options: CallOptions, given: list[Any], bound: Bound, forward: Planned
-    ) -> Iterable[Job]:
+        self, options: CallOptions, order: Order | None, given: list[Any], bound: Bound,
+        forward: Planned,
+    ) -> Iterable[Job]:  # fmt: skip
         """Return jobs that build what the backward pass of a call will need.
 
         Args:
             options: of the backward pass.
+            order: of the axes of tensors.
             given, bound, forward: arrays, data and plan of the forward pass.
         """
         q, *others = given[:3]
@@ -846,6 +863,7 @@ class CompiledMask:
         )
         arrays = [q, *others, out, out, lse]
         asked, _ = _planned(options, _BACKWARD, arrays)
+        asked = asked if order is None else in_order(asked, order)
         return self._planner.missing(asked, arrays, bound)
 
     def _bind(
@@ -856,8 +874,10 @@ class CompiledMask:
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
         data = {name: plain(x) for name, x in data.items()}
-        sizes, device = self._sound.sizes(given, kinds, places)
+        sizes, device = self._sound.sizes(given, kinds, places, options.order)
         if self.bundle.selections:  # which read q and k
+            if options.order is not None:
+                given = [*map(options.order.heads_first, given[:3]), *given[3:]]
             given = [given[0], *(expanded(x, sizes.batch) for x in given[1:3]), *given[3:]]
         return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 
@@ -1068,6 +1088,8 @@ def _planned(
 
 def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
     """A call whose alpha is an array."""
+    if call.order is not None:
+        return call.order.with_out(call_by_head(attn, call.heads_first()))
     q, k, _, options, data = call[:5]
     if options.sink_logits is not None:
         raise sinks_beside_entmax()

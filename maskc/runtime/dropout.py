@@ -82,7 +82,7 @@ def drawn(call: AttentionCall) -> AttentionCall:
     options = call.options
     q = call.q if call.lse is None else None
     data = {**call.data, **asked(q, options.dropout_p, options.dropout_seed)}
-    return AttentionCall(*call[:3], options.undropped(), data, *call[5:])
+    return call._replace(options=options.undropped(), data=data)
 
 
 class DropoutBlock:

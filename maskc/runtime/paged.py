@@ -51,10 +51,19 @@ class PoolScales(NamedTuple):
     """Numbers or arrays as given; 1.0 when left out."""
     block: bytes = b""
     """Members behind BLOCK, for kernels that convert pools."""
-    held: object = None
-    """Keeps the arrays alive that the block points to."""
+    held: tuple[PoolFactor, PoolFactor] | None = None
+    """The factors as kernels read them; they keep the arrays alive that the block points to."""
     lasting: bool = True
     """Whether the block points to the arrays that were given, and not to copies."""
+
+    def lies_at(self, k: Any, v: Any) -> bool:
+        """Whether these objects are the arrays that were given, in the same memory."""
+        if self.held is None:
+            return False
+        of_k, of_v = self.held
+        if of_k.held is not k or of_v.held is not v or k is None or v is None:
+            return False
+        return bool(k.data_ptr() == of_k.pointer and v.data_ptr() == of_v.pointer)
 
 
 def pool_block(k: PoolFactor, v: PoolFactor, owner: int) -> bytes:

@@ -91,7 +91,8 @@ class PageKernels:
     def plan(self, block: ArgumentBlock) -> None:
         """Enqueue what makes the arrays of a step."""
         blocks = max(1, min(_MOST_BLOCKS, block.members.sequences))
-        self._enqueue(self._plan._replace(blocks=blocks), block)
+        function, _, threads, shared = self._plan
+        self._enqueue(Step(function, blocks, threads, shared), block)
 
     def append(self, block: ArgumentBlock) -> None:
         """Enqueue what writes rows into pages."""

@@ -17,7 +17,7 @@ from maskc.core.errors import MaskcError, NotAddressable
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
-from maskc.core.tensors import HOST, Array, Device, Output, singles
+from maskc.core.tensors import HOST, Array, Device, Order, Output, singles
 from maskc.dispatch import checks
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.checks import check_call
@@ -86,6 +86,8 @@ class _Runs:
     """See PartedPlan."""
 
 
+_ORDERED = "q", "k", "v", "out", "dout"
+"""Arrays with the caller's order of axes."""
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
 """A plan for calls of one signature."""
 
@@ -180,6 +182,9 @@ class CallPlanner:
             name: LIBRARIES[type(x)].view(x, name)
             for name, x in zip(options.names, given, strict=True)
         }
+        order = options.order
+        if order is not None:
+            views |= {name: order.array(views[name]) for name in _ORDERED if name in views}
         shared = checks.of_every_sequence(views["q"], views["k"], views["v"])
         views |= dict(zip("qkv", shared, strict=True))
         direction, features = options.direction, options.features
@@ -197,7 +202,7 @@ class CallPlanner:
             direction, features, options.deterministic, views["q"].device, options.alpha_minus_1,
             pages,
         )  # fmt: skip
-        rest = (wanted, views, sizes, bound, ordered, options.accumulates)
+        rest = (wanted, views, sizes, bound, ordered, options.accumulates, order)
 
         def planned() -> Planned:
             try:
@@ -304,12 +309,15 @@ class CallPlanner:
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,
-        bound: Bound, ordered: bool, accumulates: bool = False,
+        bound: Bound, ordered: bool, accumulates: bool = False, order: Order | None = None,
     ) -> Planned:  # fmt: skip
         """Plan a checked call: in parts if that takes less time, otherwise as a whole."""
         bundle, direction = self.bundle, wanted.direction
         outputs = outputs_of(bundle, direction, views, sizes, ordered)
         place = Place(sizes, strides_of(views, outputs), accumulates=accumulates)
+        if order is not None:
+            results = 1 if direction is Direction.forward else 3
+            outputs = *map(order.output, outputs[:results]), *outputs[results:]
         if not launches(sizes, direction):
             idle = launch_plan(
                 bundle, unit, "default", wanted, place, bound.params, NOTHING, outputs, idle=True
@@ -481,18 +489,20 @@ class Sound:
         self._last: tuple[object, tuple[Sizes, Device]] = (None, (Sizes(0, 0, 0, 0, 0), HOST))
 
     def sizes(
-        self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...]
-    ) -> tuple[Sizes, Device]:
+        self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...],
+        order: Order | None = None,
+    ) -> tuple[Sizes, Device]:  # fmt: skip
         """Return the sizes of a call, and its device; arguments begin with q, k and v.
 
         Raises:
             MC4xx, BadLength: see `checks`.
         """
         last, last_device = self._last
-        if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
-            q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+        if (kinds, order) != last or (places[0] | places[1] | places[2]) & self._unaligned:
+            arrays = [LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False)]
+            q, k, v = arrays if order is None else map(order.array, arrays)
             q, k, v = checks.of_every_sequence(q, k, v)
             sizes = checks.check_inputs(q, k, v, self._problem, self._target)
             last_device = sizes, q.device
-            self._last = (kinds, last_device)
+            self._last = ((kinds, order), last_device)
         return last_device

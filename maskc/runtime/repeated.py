@@ -1,24 +1,23 @@
-"""Forward passes that repeat an earlier one: the same shapes, options and data, tensors elsewhere.
+"""Forward passes that repeat an earlier one: the same shapes and options, tensors elsewhere.
 
 Layers of a model share masks and lengths. What a call checks, plans and looks up is then known from
-the first of them; the others only say where their tensors lie.
+the first of them; the others only say where their tensors lie. The data of the mask may have other
+values since: then lists of tiles are made again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from maskc.core.abi import Numbers, Pointers
+from maskc.core.captured import Held
 from maskc.core.tensors import Output
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.device_lists.call import DELTA
+from maskc.runtime.device_lists.call import DELTA, DataCall
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.watched import Watched
-from maskc.runtime.launch.prepared import Sent
 
-_MOST_BLOCKS = 256
-"""Blocks behind `struct Attention` that are remembered: one for each layer with scales of its
-own."""
 _OPTIONS = slice(10, None)
 """POINTERS behind the workspace."""
 
@@ -26,8 +25,7 @@ _OPTIONS = slice(10, None)
 class FirstPass(NamedTuple):
     """A pass that has just been enqueued."""
 
-    plan: ListsPlan
-    watched: Watched
+    call: DataCall
     library: Library
     stream: int
     pointers: Pointers
@@ -37,17 +35,35 @@ class FirstPass(NamedTuple):
 
 
 class RepeatedPass:
-    """Enqueues a pass again while its lists of tiles stay as they are."""
+    """Enqueues a pass again. The arrays of its data stay the same; `renew` says that something was
+    written into them."""
 
-    __slots__ = ("_first", "_index", "_sents", "_unaligned", "_workspace")
+    __slots__ = (
+        "_data", "_first", "_held", "_index", "_plan", "_stale", "_unaligned", "_watched",
+        "_workspace",
+    )  # fmt: skip
 
-    def __init__(self, launched: FirstPass, unaligned: int) -> None:
-        """`unaligned`: bits that no address may have."""
-        self._first, self._unaligned = launched, unaligned
-        self._index = launched.plan.main.device[1]
+    def __init__(
+        self, launched: FirstPass, plan: ListsPlan, watched: Watched, data: Mapping[str, Any],
+        held: Held | None, unaligned: int,
+    ) -> None:  # fmt: skip
+        """Prepare for more passes; nothing is launched yet.
+
+        Args:
+            launched: the pass that others repeat.
+            plan, watched: of its call.
+            data, held: what its mask reads.
+            unaligned: bits that no address may have.
+        """
+        self._first, self._plan, self._watched = launched, plan, watched
+        self._data, self._held, self._unaligned = data, held, unaligned
+        self._index = plan.main.device[1]
         self._workspace = launched.outputs[2] if len(launched.outputs) > 2 else None
-        self._sents: dict[bytes, tuple[Sent, Sent]] = {}
-        """By block: what the lists gave, and the same with the block."""
+        self._stale = False
+
+    def renew(self) -> None:
+        """Look at the data again before the next pass."""
+        self._stale = True
 
     def run(self, q: Any, tensors: tuple[int, int, int, int, int], block: bytes) -> bool:
         """Enqueue the pass; return whether it could be.
@@ -57,31 +73,35 @@ class RepeatedPass:
             tensors: addresses of q, k, v, out and lse, which are like those of the first pass.
             block: what kernels find behind `struct Attention`.
         """
-        plan, watched, library, stream, before, numbers, _ = self._first
-        main = plan.main
+        call, library, stream, before, numbers, _ = self._first
+        plan = self._plan
         if library.stream(self._index) != stream or (stream and plan.lists.capturing(stream)):
             return False
         if (tensors[0] | tensors[1] | tensors[2]) & self._unaligned or plan.reports.words[0]:
             return False
+        if self._stale:
+            watched = self._watched.again(self._data, self._held)
+            if watched is None:
+                return False
+            self._watched, self._stale = watched, False
+        watched = self._watched
         kept = plan.kept.get(stream)
         lists = None if kept is None else kept.pop(watched, None)  # until they have been read
         if kept is None or lists is None:
-            return False
+            lists, _ = plan.place(library, q, watched)
+        pointers: Pointers = tensors
+        if len(before) > len(tensors):
+            space = 0
+            if self._workspace is not None:
+                _, space = library.empty(q, self._workspace)
+            pointers = (*tensors, *before[len(tensors) : DELTA], space, *before[_OPTIONS])
+        sent = lists.usual.with_block(block)
+        if kept is None or lists.fresh or (plan.after and not lists.sound):
+            lists.sent = sent
+            call.run(lists, pointers, numbers, stream)
+            return True
         try:
-            if lists.fresh or (plan.after and not lists.sound):
-                return False
-            known = self._sents.get(block)
-            if known is None or known[0] is not lists.usual:
-                if len(self._sents) >= _MOST_BLOCKS:
-                    self._sents.clear()
-                known = self._sents[block] = lists.usual, lists.usual.with_block(block)
-            pointers: Pointers = tensors
-            if len(before) > len(tensors):
-                space = 0
-                if self._workspace is not None:
-                    _, space = library.empty(q, self._workspace)
-                pointers = (*tensors, *before[len(tensors) : DELTA], space, *before[_OPTIONS])
-            main.run(known[1], pointers, numbers, stream)
+            plan.main.run(sent, pointers, numbers, stream)
         finally:
             kept[watched] = lists
         return True

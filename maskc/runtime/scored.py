@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import struct
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,27 @@ class _Gradient:
     entries: int
 
 
+class _Remembered(NamedTuple):
+    """The block of calls that only differ in where their tables lie."""
+
+    block: bytes
+    read: tuple[tuple[int, str], ...]
+    """Tables: number of the slot, and name in the data of a call."""
+    rest: tuple[str, ...]
+    """The data of the mask."""
+
+    def opened(self, call: AttentionCall) -> OpenedCall:
+        """Fill in the block for a call."""
+        data, block = call.data, bytearray(self.block)
+        for number, name in self.read:
+            _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, data[name].data_ptr())
+        rest = {name: data[name] for name in self.rest}
+        return OpenedCall(call.with_data(rest), bytes(block), data)
+
+
+_ADDRESS, _TABLES = struct.Struct("Q"), SCORE.score_table.offset
+
+
 class ScoreReader:
     """Gives kernels with a score formula its tables and parameters, see `mc.score`.
 
@@ -125,6 +147,7 @@ class ScoreReader:
         self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
         self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
         self._narrow: dict[str, tuple[Any, object, Any]] = {}
+        self._known: dict[object, _Remembered] = {}
         self.tensors = {name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")}
         """Tensors of torch that the formula holds, by name."""
 
@@ -159,6 +182,10 @@ class ScoreReader:
         if call.options.alibi_slopes is not None:
             raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
         q, k = call.q, call.k
+        key = self._key(call)
+        known = None if key is None else self._known.get(key)
+        if known is not None:
+            return known.opened(call)
         rest, tables = self._split(q, k, call.data)
         extents = _extents(q, k)
         made, sums = {}, (None, 0)
@@ -173,7 +200,55 @@ class ScoreReader:
                 sums = self._diagonals(q, extents)
         block = self._block(extents, tables, made, sums[1])
         gradients = tuple(x.made for x in made.values())
+        if key is not None and not made:
+            self._remember(key, call.data, rest, tables, block)
         return OpenedCall(call.with_data(rest), block, (tables, made, sums), gradients)
+
+    def _key(self, call: AttentionCall) -> object:
+        """Everything that the block of a call depends on, except where its tables lie; None where
+        that takes longer to tell than to fill in the block, and if tables get gradients."""
+        q, k, data = call.q, call.k, call.data
+        torch = torch_of(q)
+        if torch is None or self.inputs.placed is not None:
+            return None
+        if call.lse is not None and (call.wanted or call.wanted is None):
+            return None
+        plain = torch.Tensor, torch.nn.Parameter
+        if type(q) not in plain or type(k) not in plain:
+            return None
+        key: list[object] = [q.shape, k.shape, q.device]
+        for name, x in data.items():
+            key.append(name)
+            if name not in self._slots:
+                continue
+            if type(x) is float or type(x) is int:
+                key += type(x), x or repr(x)  # zeros have signs
+            elif type(x) not in plain:
+                return None
+            else:
+                try:
+                    place = x.data_ptr() % _ALIGNED
+                except RuntimeError:  # without memory, which is refused later
+                    return None
+                key += x.shape, x.stride(), x.dtype, x.device, place, x.is_neg()
+        return tuple(key)
+
+    def _remember(
+        self, key: object, data: Mapping[str, Any], rest: Mapping[str, Any],
+        tables: Mapping[str, Table], block: bytes,
+    ) -> None:  # fmt: skip
+        """Remember the block of a call whose kernels read its tables where they lie."""
+        read: list[tuple[int, str]] = []
+        for number, (name, table) in enumerate(tables.items()):
+            if table.view is None:
+                continue
+            x: Any = data.get(name)
+            if not hasattr(x, "data_ptr") or x.data_ptr() != table.view.pointer:
+                return  # a copy, or an array of the formula's own
+            read.append((number, name))
+        if len(self._known) >= _MOST_TEMPLATES:
+            self._known.clear()
+        self._known[key] = _Remembered(block, tuple(read), tuple(rest))
 
     def wanted(self, call: AttentionCall) -> Sequence[str]:
         """Tables whose gradients a backward pass gives."""

@@ -971,8 +971,8 @@ def test_neighbours_decide_no_bit(hopper, target, new, monkeypatch):
 @pytest.mark.parametrize("counts", [[1] * 3, [2] * 3, [1, 4, 0]], ids=["one", "two", "several"])
 @pytest.mark.parametrize("in_e4m3", [False, True], ids=["halves", "e4m3"])
 def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
-    """Layers that share a plan only say where their tensors lie; the first one after an update is
-    planned again, and so is one of another kind."""
+    """Layers that share a plan only say where their tensors lie, also after an update; those of
+    another kind, as with a pool of another size, are planned again."""
     import torch
 
     planned, copied = [], []
@@ -994,7 +994,7 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
         # lengths, factor of this layer's numbers, options, calls that are planned so far
         (long, 1, {}, 1), (long, -0.5, {}, 1), (long, 2, {"scale": 0.3}, 2),
         (long, 0.25, {"sink_logits": torch.from_numpy(sinks)}, 3), (long, -1, {"scale": 0.3}, 3),
-        (short, 1, {}, 4), (short, 0.5, {}, 4), (long, -2, {}, 5),
+        (short, 1, {}, 4), (short, 0.5, {}, 4), (long, -2, {}, 4), (short, 3, {}, 4),
     ]  # fmt: skip
     table = torch.zeros(3, 7, dtype=torch.int32)
     plan = attn.plan(table, given, torch.tensor(short), max_seqlen_kv=112)

@@ -49,7 +49,8 @@ pytestmark = [
 ]
 
 Door = Callable[..., object]
-DOORS = ("attention", "compiled", "generated")
+KERNELS = "compiled", "generated"
+DOORS = "attention", "bshd", *KERNELS
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +75,22 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Door]:
 
         return call
 
+    def tokens_first(mask: mc.Mask) -> Door:
+        def call(q, k, v, **options):
+            turned = (x.swapaxes(1, 2) for x in (q, k, v))
+            results = mc.attention(*turned, mask, layout="bshd", **options)
+            if isinstance(results, tuple):
+                return results[0].swapaxes(1, 2), *results[1:]
+            return results.swapaxes(1, 2)
+
+        return call
+
     def get(way: str, mask: mc.Mask, dtype: str = "float32") -> Door:
         key = way, mask, dtype
         if key not in made:
             made[key] = {
                 "attention": lambda: attention(mask),
+                "bshd": lambda: tokens_first(mask),
                 "compiled": lambda: mask.compile(DIM, DIM_V, HEADS, dtype, "cpu"),
                 "generated": lambda: module(mask, dtype),
             }[way]()
@@ -218,7 +230,7 @@ def test_checkpoint(door, way: str, reentrant: bool):
         torch.testing.assert_close(x.grad, grad, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("way", DOORS[1:])
+@pytest.mark.parametrize("way", KERNELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_autocast_casts_to_the_dtype_of_the_kernel(door, way: str, dtype: str):
     inputs, call = tensors(10), door(way, MASKS["causal"], dtype)
@@ -365,7 +377,7 @@ def test_determinism_is_an_option_everywhere(door, way: str):
     np.testing.assert_array_equal(call(*plain, deterministic=True), runs[0].detach().numpy())
 
 
-@pytest.mark.parametrize("way", DOORS[1:])
+@pytest.mark.parametrize("way", KERNELS)
 def test_no_backward_kernels_is_said_at_the_call(door, way: str, monkeypatch):
     call = door(way, MASKS["causal"])
     attn = call if way == "compiled" else call.__globals__["_MASK"].on(np.zeros(1))
@@ -408,7 +420,7 @@ def test_compile(door, graphs, way: str, dynamic: bool):
     assert graphs() == 1
 
 
-@pytest.mark.parametrize("way", DOORS[1:])
+@pytest.mark.parametrize("way", KERNELS)
 def test_compile_without_gradients_under_autocast(door, graphs, way: str):
     layer = Layer(door(way, MASKS["causal"], "bfloat16"))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

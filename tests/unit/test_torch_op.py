@@ -106,6 +106,46 @@ def test_nothing_is_copied_and_gradients_lie_as_their_tensors(spy: Spy, bshd: bo
     assert [x.stride() for x in gradients] == [x.stride() for x in inputs]
 
 
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "packed"])
+@pytest.mark.parametrize("kind", ["plain", "score", "one sequence of keys", "sliced"])
+def test_a_layout_adds_no_nodes_to_the_graph(layout: str, kind: str):
+    """Results and gradients are those of [B, H, N, D], in the caller's order."""
+    axes = {"sbhd": (2, 0, 1, 3)}.get(layout, (0, 2, 1, 3))
+    ends, doc = torch.tensor([0, 4, 9]), (torch.arange(9) >= 4).int()
+    options = {"score": mc.scores.soft_cap(5.0)} if kind == "score" else {}
+    first, turned = [], []
+    for x in tensors(9):
+        x = x.detach()[: 1 if layout == "packed" else 2]
+        if kind == "one sequence of keys" and x.shape[1] < HEADS:
+            x = x[:1]
+        first.append(x.requires_grad_())
+        y = x.detach().permute(axes).contiguous()
+        y = torch.stack([y, y], 3)[:, :, :, 0] if kind == "sliced" else y
+        turned.append((y[0] if layout == "packed" else y).requires_grad_())
+    if layout == "packed":
+        mask, data, asked = mc.documents("doc"), {"doc": doc}, {"cu_seqlens_q": ends}
+    else:
+        mask, data, asked = mc.full(), {}, {"layout": layout}
+    want = mc.attention(*first, mc.causal() & mask, return_lse=True, **options, **data)
+    out, lse = mc.attention(*turned, mc.causal(), return_lse=True, **options, **asked)
+    node = out.grad_fn
+    assert node.name() == "MaskedAttentionBackward"
+    assert not out._is_view()
+    assert {of[0].name() for of in node.next_functions if of[0]} == {
+        "torch::autograd::AccumulateGrad"
+    }
+    out, lse = (out[None], lse[None]) if layout == "packed" else (out, lse)
+    back = [axes.index(axis) for axis in range(4)]
+    assert torch.equal(out.permute(back), want[0])
+    assert torch.equal(lse, want[1])
+    gradients = torch.autograd.grad(loss_of(out.permute(back), lse, "out and lse"), turned)
+    wanted = torch.autograd.grad(loss_of(*want, "out and lse"), first)
+    for x, gradient, its in zip(turned, gradients, wanted, strict=True):
+        assert gradient.shape == x.shape
+        its = its.permute(axes)
+        torch.testing.assert_close(gradient, its[0] if layout == "packed" else its)
+
+
 def test_determinism_is_passed_on(spy: Spy):
     def run(deterministic: bool) -> bool:
         call = AttentionCall(*tensors(5), CallOptions(deterministic=deterministic))

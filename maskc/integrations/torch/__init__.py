@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
-from maskc.core.tensors import Array
+from maskc.core.tensors import Array, Order
 from maskc.dispatch.checks import check_inputs, of_every_sequence
 from maskc.integrations.torch.eager import attended
 from maskc.integrations.torch.gradients import refuse_transforms
@@ -47,7 +48,7 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
 
     Args:
         find: makes or finds the kernel of `mask`.
-        score: a score formula, where a compiler traces the call.
+        score: a score formula.
 
     Raises:
         As `through_torch`.
@@ -60,10 +61,11 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
     heads = options.alibi_slopes, options.sink_logits
     if (
         needs_torch(q, k, v, *heads, data) or torch_answers(q) or q.is_nested
-        or _is_trained(options.scale, options.softcap)
+        or (options is not DEFAULTS and _is_trained(options.scale, options.softcap))
     ):  # fmt: skip
         return through_torch(find, mask, call, score=score)
-    return find(mask, *_sizes(q, v), q.dtype, _place(q)).run(call)
+    kernel = *_sizes(q, v, call.order), q.dtype, _place(q)
+    return find(mask, *kernel, **_score_option(score)).run(call)
 
 
 def through_torch(
@@ -77,7 +79,7 @@ def through_torch(
         owner: the mask, compiled mask or generated module that the kernel belongs to.
         dtype: the dtype that autocast casts to; None: as for operands of
             scaled_dot_product_attention.
-        score: a score formula for `find`, if the owner is a mask.
+        score: a score formula for `find`, if the owner is a mask; the call has its tensors.
 
     Raises:
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
@@ -89,6 +91,7 @@ def through_torch(
         MaskcError: see CompiledMask.
     """
     q, k, v, options, data = call[:5]
+    order = call.order
     slopes, sinks = options.alibi_slopes, options.sink_logits
     vectors = data if slopes is sinks is None else {
         "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
@@ -99,11 +102,16 @@ def through_torch(
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, vectors, tables)
     if watched:
+        if order is not None:
+            q, k, v = map(order.heads_first, (q, k, v))
         attn = _named(find, owner, q, k, v, wanted, score)
     else:
-        attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, _place(q))
+        attn = owner
+        if find is not None:
+            kernel = *_sizes(q, v, order), q.dtype, _place(q)
+            attn = find(owner, *kernel, **_score_option(score))
         if not wanted:
-            return attn.run(AttentionCall(q, k, v, options, data))
+            return attn.run(AttentionCall(q, k, v, options, data, order=order))
         if Direction.backward not in attn.target.directions:
             attn.target.check(attn.bundle.problem, Direction.backward)
     packed, tensors = packed_call(options, data, as_operator=watched)
@@ -118,7 +126,9 @@ def through_torch(
         read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
         args = (q, k, v, slopes, sinks, keep, tensors or None, read, mask, *packed.numbers())
         out, lse, _ = _dispatched(run, args, (*tensors, *(read or ())))
+        out = out if order is None else order.restored(out)
     else:
+        packed = packed if order is None else packed._replace(order=order)
         out, lse = attended(attn, packed, q, k, v, slopes, sinks, *tensors)
     return (out, lse) if options.return_lse else out
 
@@ -179,6 +189,15 @@ def _named(
 def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
     """The kernel of a call with dropout."""
     return find(owner, *kernel, **score).dropping
+
+
+def _score_option(score: Any) -> dict[str, Any]:
+    """The argument of `find` for a formula, without its tensors: calls pass them, and equal
+    formulas share a compiled mask."""
+    if score is None:
+        return {}
+    inputs = score.inputs.without_tensors
+    return {"score": score if inputs is score.inputs else replace(score, inputs=inputs)}
 
 
 def captured_by(score: Any) -> dict[str, Any]:
@@ -271,9 +290,11 @@ def _tensor(x: Any, name: str) -> Any:
     raise MixedLibraries("q", "torch.Tensor", name, kind_of(x), at=name)
 
 
-def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
+def _sizes(q: Any, v: Any, order: Order | None = None) -> tuple[int, int, int]:
     """(head_dim, head_dim_v, heads of q)."""
     of_q, of_v = q.shape, v.shape if hasattr(v, "shape") else _shape(v)
+    if order is not None:
+        of_q, of_v = order.shape(of_q), order.shape(of_v)
     if len(of_q) == 4 == len(of_v):
         return of_q[3], of_v[3], of_q[1]
     name, shape = ("v", of_v) if len(of_q) == 4 else ("q", of_q)

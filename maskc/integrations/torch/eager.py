@@ -22,8 +22,10 @@ def forward(
         differentiated: whether a backward pass will follow, so that its kernels are built early.
     """
     options = call.options.with_heads(slopes, sinks)
-    given = AttentionCall(q, k, v, options, call.data(data),
-                          backward=_of_backward(options) if differentiated else None)  # fmt: skip
+    given = AttentionCall(
+        q, k, v, options, call.data(data), order=call.order,
+        backward=_of_backward(options) if differentiated else None,
+    )  # fmt: skip
     results: tuple[Any, Any] = attn.run(given)
     return results
 
@@ -46,7 +48,9 @@ def backward(
         tables: of a score formula, whose gradients follow.
     """
     options = _of_backward(call.options.with_heads(slopes, sinks))
-    given = AttentionCall(q, k, v, options, call.data(data), None, out, lse, rows(dout), tables)
+    given = AttentionCall(
+        q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, order=call.order
+    )
     gradients: tuple[Any, ...] = attn.differentiate(given)
     return gradients
 
@@ -65,6 +69,8 @@ class MaskedAttention(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         attn = attn.settled()
         out, lse = forward(attn, call, q, k, v, slopes, sinks, data, True)
+        if out._is_view():  # which torch lets nobody write into
+            out = out.data
         ctx.set_materialize_grads(False)
         ctx.attn, ctx.call = attn, call
         if call.entmax:
@@ -86,7 +92,7 @@ class MaskedAttention(torch.autograd.Function):
             args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
             return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
 
-        grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+        grads = gradients(run, v, out, lse, slopes, sinks, dout, dlse, ctx.call.order)
         of_data: list[Any] = [None for _ in data]
         for place, gradient in zip(tables.values(), grads[5:], strict=False):
             of_data[place] = gradient.to(data[place].dtype)

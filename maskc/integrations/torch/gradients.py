@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from maskc.core.errors import BadOption, ShardedTensor, TensorTransformed
+from maskc.core.tensors import Order
 from maskc.runtime.autograd import takes_part
 
 Backward = Callable[..., Any]
@@ -93,7 +94,7 @@ def refused_twice() -> BadOption:
 
 def gradients(
     backward: Callable[..., Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
-    dout: Any, dlse: Any,
+    dout: Any, dlse: Any, order: Order | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return (dq, dk, dv, dslopes, dsinks), then gradients of tables; None for missing ones.
 
@@ -108,10 +109,11 @@ def gradients(
         v, out, lse: of the call.
         slopes, sinks: alibi_slopes and sink_logits, or None.
         dout, dlse: None if nothing depends on the result.
+        order: of v, out and dout; None: [B, H, N, D].
     """
     grads = None if dout is None else backward(v, out, dout)
     if dlse is not None:
-        more = _through_lse(backward, v, lse, sinks, dlse)
+        more = _through_lse(backward, v, lse, sinks, dlse, order)
         grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
     if grads is None:
         return None, None, None, None, None
@@ -121,13 +123,14 @@ def gradients(
 
 
 def _through_lse(
-    backward: Callable[..., Any], v: Any, lse: Any, sinks: Any, dlse: Any
+    backward: Callable[..., Any], v: Any, lse: Any, sinks: Any, dlse: Any, order: Order | None
 ) -> list[Any]:
     """The gradients for dlse alone; arguments as of `backward`."""
     dlse = dlse.masked_fill(lse == -torch.inf, 0)
     first = torch.eye(1, v.shape[-1], dtype=v.dtype, device=v.device)
     pushed = dlse.to(v.dtype).unsqueeze(-1) * first
-    more = list(backward(first.repeat(*v.shape[:3], 1), torch.zeros_like(pushed), pushed, True))
+    pushed = pushed if order is None else order.restored(pushed)
+    more = list(backward(first.repeat(*v.shape[:-1], 1), torch.zeros_like(pushed), pushed, True))
     if sinks is not None:
         share = torch.exp(sinks[:, None] - lse).masked_fill(lse == -torch.inf, 0)
         more[3] = more[3] + (share * dlse).sum((0, 2))

@@ -13,6 +13,7 @@ from maskc.core.attention_call import CallOptions
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
+from maskc.core.tensors import Order
 
 
 class PackedCall(NamedTuple):
@@ -25,6 +26,8 @@ class PackedCall(NamedTuple):
     """The data that are not tensors; integers, if the call becomes an operator."""
     options: CallOptions
     """The options, without vectors per head, which are tensors."""
+    order: Order | None = None
+    """The order of tensors and of out; operators only take [B, H, N, D]."""
 
     def numbers(self) -> tuple[Any, ...]:
         """Return the operators' arguments, in order. The layout is JSON, and no value is None."""

@@ -445,11 +445,11 @@ def expanded(x: Any, sequences: int) -> Any:
     return module_of(x).broadcast_to(x, (sequences, *rest))
 
 
-def summed(gradient: Any, like: Any) -> Any:
-    """Sum the gradient of a broadcast array [1, ..] over sequences; return any other unchanged."""
-    if like.shape[0] == gradient.shape[0]:
+def summed(gradient: Any, like: Any, axis: int = 0) -> Any:
+    """Sum the gradient of an array that is broadcast along an axis; return any other unchanged."""
+    if like.shape[axis] == gradient.shape[axis]:
         return gradient
-    return cast_like(widened(gradient).sum(0)[None], gradient)
+    return cast_like(widened(gradient).sum(axis, keepdims=True), gradient)
 
 
 @cache

@@ -138,6 +138,8 @@ class Memory:
         self.address = ctypes.addressof(self._pointers)
         """The address of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
+        self.block = b""
+        """The bytes behind `struct Attention`."""
 
     def fill(self, pointers: Pointers, maps: Maps | None) -> None:
         """Write what depends on where the tensors of a call lie.
@@ -230,8 +232,8 @@ class CudaKernel:
         memory = sent.free.pop(pointers, None)  # of this launch until it is put back
         if memory is None:
             memory = self._filled(plan, sent, pointers)
-        if sent.block:
-            memory.view[_BLOCK : len(sent.template)] = sent.block
+        if sent.block is not memory.block:
+            memory.view[_BLOCK : len(sent.template)] = memory.block = sent.block
         if numbers is None:
             self.launch(plan.steps, stream, memory)
         else:

@@ -29,6 +29,9 @@ _SCALE = ATTENTION.scale.offset
 _NUMBERS = _SCALE, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
+_MOST_BLOCKS = 256
+"""Blocks behind `struct Attention` that are remembered: one for each layer with scales of its own,
+or for each table of scores."""
 CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
 """Origins of the tiles of a pass."""
 PER_THREAD = 2
@@ -215,12 +218,20 @@ class Sent:
     """Whether later launches on this stream run after this one, in order. Not so for replays of a
     CUDA graph and for per-thread streams."""
 
+    with_blocks: dict[bytes, Sent] = field(default_factory=dict, init=False)
+    """The data with one more block, for the latest blocks."""
+
     def with_block(self, block: bytes) -> Sent:
         """Return the data with one more block behind `struct Attention`."""
-        return Sent(
-            self.template + block, self.lse, self.owner, self.counters, self.free,
-            self.block + block, self.lasting,
-        )  # fmt: skip
+        known = self.with_blocks.get(block)
+        if known is None:
+            if len(self.with_blocks) >= _MOST_BLOCKS:
+                self.with_blocks.clear()
+            known = self.with_blocks[block] = Sent(
+                self.template + block, self.lse, self.owner, self.counters, self.free,
+                self.block + block, self.lasting,
+            )  # fmt: skip
+        return known
 
 
 @dataclass(frozen=True, eq=False)
