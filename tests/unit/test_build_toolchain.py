@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from maskc.build import toolchain
+from maskc.build import nvrtc, toolchain
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,8 +57,9 @@ def test_no_probe_raises(monkeypatch):
     for name in ("host_compiler", "open_cache", "_cuda"):
         monkeypatch.setattr(toolchain, name, broken)
     monkeypatch.setattr("importlib.metadata.version", broken)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    for name in ("cuda.bindings", "cupy.cuda", "cuda.pathfinder"):
+        monkeypatch.setitem(sys.modules, name, None)
+    nvrtc.library.cache_clear()
     found = toolchain.probes()
     assert [probe.name for probe in found] == NAMES
     assert not any(probe.ok for probe in found)

@@ -252,7 +252,7 @@ def test_every_piece_has_its_largest_stride():
         mc.full(), mc.causal(), mc.window(9), mc.strided(4), mc.causal() & mc.strided(4, 1),
         mc.chunked(8), mc.global_tokens(4), mc.documents("doc"), mc.offsets([0, 3, 7]),
         mc.dilated(0, stride=4), mc.causal() - mc.causal(), ~mc.dilated(6, stride=4),
-        mc.offsets([0, 8, 24, 32]), mc.offsets([256, 512]),
+        mc.offsets([0, 8, 24, 32]), mc.offsets([256, 512, 520]),
         mc.dilated(5, stride=4) & mc.documents("doc"),
         mc.dilated(5, stride=4) & mc.strided(4),
         mc.dilated(5, stride=4) & mc.chunked(8),
