@@ -19,6 +19,8 @@ from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
 from tests.support.thorough import more
 
+pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+
 FOLDER = Path(__file__).parents[2] / "patterns"
 PATTERNS = patterns_with_kernels("sm_80")
 SM_80 = TARGETS["sm_80"]
