@@ -92,6 +92,7 @@ TESTS: tuple[tuple[str, str], ...] = (
 """Tests of templates, cheapest first."""
 ROOMS: tuple[tuple[str, str], ...] = (
     ("maskc/dsl/*", "unit/test_matrices unit/test_spellings unit/test_scores"),
+    ("maskc/scores.py", "unit/test_score_library unit/test_scores"),
     ("maskc/reference/*", "unit/test_matrices unit/test_reference unit/test_patterns"),
     ("maskc/emit/*", "unit/test_generated unit/test_simt_template"),
     ("maskc/analysis/*", "unit/test_kv_cache unit/test_plan_explain unit/test_questions"),
