@@ -200,8 +200,12 @@ _SMALL_POOL_FORMS = {
 _INTERLEAVED = ((64, 64), (256, 256))
 """Head dimensions, of q and k, and of v, with the mode INTERLEAVED. At 64, 64 query heads over 8
 take 0.295 ms for windows of 1024 keys at 8k, and 0.325 ms without it. At 256, 4 over 1 take 0.125
-and 0.135 ms for windows of 512. At 128 the mode takes 1 to 7 % more time, and small tiles at 64
-take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
+and 0.135 ms for windows of 512. At 128 windows take 1 to 7 % more time in this mode, and in small
+tiles at 64 they take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
+_INTERLEAVED_DOCUMENTS = ((64, 64), (128, 128))
+"""Head dimensions with the mode for masks of documents only, whose tiles of keys begin where the
+documents do. Documents of 150 to 450 tokens, 32 query heads over 8, take 0.211 ms and 0.233 ms
+without it (bf16, benchmarks/results/interleaved-lists-trial-h200.json)."""
 
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
@@ -217,11 +221,22 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
         default = _PAIR_FORM
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
-    dims = problem.head_dim, problem.head_dim_v
-    if dims not in _INTERLEAVED or problem.score is not None or problem.dropout:
+    return _with_interleaved(schedule, problem, _INTERLEAVED)
+
+
+def _with_interleaved(
+    schedule: ForwardSchedule, problem: Problem, dims: tuple[tuple[int, int], ...]
+) -> ForwardSchedule:
+    """Return the schedule with the mode INTERLEAVED: at these head dimensions for all masks, at
+    _INTERLEAVED_DOCUMENTS for documents."""
+    own = problem.head_dim, problem.head_dim_v
+    if problem.score is not None or problem.dropout or problem.converts:
         return schedule
     interleaved = replace(dict(schedule.modes)["persistent"], macro="INTERLEAVED")
-    return replace(schedule, modes=(*schedule.modes, (INTERLEAVED, interleaved)))
+    more = ((INTERLEAVED, interleaved),)
+    if own in dims:
+        return replace(schedule, modes=(*schedule.modes, *more))
+    return replace(schedule, document_modes=more) if own in _INTERLEAVED_DOCUMENTS else schedule
 
 
 def _form(problem: Problem) -> _Form:
@@ -284,7 +299,7 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
 def small_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS."""
     forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
-    return _schedule(problem, forms[problem.head_dim])
+    return _with_interleaved(_schedule(problem, forms[problem.head_dim]), problem, ())
 
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
