@@ -207,9 +207,10 @@ take 0.295 ms for windows of 1024 keys at 8k, and 0.325 ms without it. At 256, 4
 and 0.135 ms for windows of 512. At 128 windows take 1 to 7 % more time in this mode, and in small
 tiles at 64 they take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
 _INTERLEAVED_DOCUMENTS = ((64, 64), (128, 128))
-"""Head dimensions with the mode for masks of documents only, whose tiles of keys begin where the
-documents do. Documents of 150 to 450 tokens, 32 query heads over 8, take 0.211 ms and 0.233 ms
-without it (bf16, benchmarks/results/interleaved-lists-trial-h200.json)."""
+"""Head dimensions with the mode for masks of documents, in small tiles too: tiles of keys begin
+where the documents do, so narrow rows skip more of them. Documents of 150 to 450 tokens, 32 query
+heads over 8, D 128: 0.196 ms in small tiles with the mode, 0.208 ms in either tiles without the
+other (bf16, benchmarks/results/documents-heads-trial-h200.json)."""
 
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
@@ -233,14 +234,16 @@ def _with_interleaved(
 ) -> ForwardSchedule:
     """Return the schedule with the mode INTERLEAVED: at these head dimensions for all masks, at
     _INTERLEAVED_DOCUMENTS for documents."""
-    own = problem.head_dim, problem.head_dim_v
+    problem_dims = problem.head_dim, problem.head_dim_v
     if problem.score is not None or problem.dropout or problem.converts:
         return schedule
     interleaved = replace(dict(schedule.modes)["persistent"], macro="INTERLEAVED")
     more = ((INTERLEAVED, interleaved),)
-    if own in dims:
+    if problem_dims in dims:
         return replace(schedule, modes=(*schedule.modes, *more))
-    return replace(schedule, document_modes=more) if own in _INTERLEAVED_DOCUMENTS else schedule
+    if problem_dims in _INTERLEAVED_DOCUMENTS:
+        return replace(schedule, document_modes=more)
+    return schedule
 
 
 def _form(problem: Problem) -> _Form:
