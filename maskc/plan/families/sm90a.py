@@ -171,9 +171,9 @@ _SMALL_FORMS = {
     96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
     128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
 }
-"""The forms for short rows. At D 64, decoding with three blocks takes 2 to 18 % more time than with
-two, except where more rows run at once then: each item reads too little between its start and its
-end (benchmarks/results/decoding-64-trial-h200.json)."""
+"""The forms for short rows. At D 64, decoding with three blocks takes up to 18 % more time than
+with two, except where only three have room for all rows: items are then so short that their starts
+and ends count (benchmarks/results/decoding-64-trial-h200.json)."""
 SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 """The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
 
@@ -209,8 +209,8 @@ tiles at 64 they take 11 % more (bf16, benchmarks/results/interleaved-trial-h200
 _INTERLEAVED_DOCUMENTS = ((64, 64), (128, 128))
 """Head dimensions with the mode for masks of documents, in small tiles too: tiles of keys begin
 where the documents do, so narrow rows skip more of them. Documents of 150 to 450 tokens, 32 query
-heads over 8, D 128: 0.196 ms in small tiles with the mode, 0.208 ms in either tiles without the
-other (bf16, benchmarks/results/documents-heads-trial-h200.json)."""
+heads over 8, D 128: 0.196 ms in small tiles with the mode, and 0.208 ms without it (bf16,
+benchmarks/results/documents-heads-trial-h200.json)."""
 
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
