@@ -7,9 +7,6 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.core.problem import Direction
-
-pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-
 from tests.support.ledger import build
 
 

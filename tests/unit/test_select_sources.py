@@ -15,8 +15,6 @@ from maskc.ir.heads import fixed_heads
 from maskc.layout.topk.sizes import ROWS, shared_bytes
 from tests.support.ledger import build
 
-pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-
 FOLDER = Path(__file__).parents[2] / "patterns"
 CAUSAL = mc.causal()
 MASKS = {
@@ -53,8 +51,8 @@ def test_no_spills(name, target, arch, head_dim, dtype):
     report = build(unit, frozenset(), (), arch).report
     kernels = {kernel.name: kernel for kernel in report.kernels}
     assert kernels.keys() == {launch.entry for launch in unit.mode().launches}
+    assert not report.spills()
     for kernel in kernels.values():
-        assert not any((kernel.stack, kernel.spill_stores, kernel.spill_loads)), kernel
         assert 3 * kernel.registers * 128 <= REGISTERS
 
 

@@ -9,8 +9,6 @@ from maskc.core.problem import Feature
 from tests.support import sass
 from tests.support.ledger import build
 
-pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
-
 TOP = mc.topk(5, of=mc.causal())
 MASKS = {
     "intervals": TOP | mc.window(7),

@@ -240,7 +240,6 @@ def test_other_head_dimensions(dim, dtype, monkeypatch):
     "dim", [64, 128, 256, *(pytest.param(dim, marks=pytest.mark.matrix) for dim in (32, 96, 192))]
 )
 def test_sources_have_no_spills(dim):
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     target, forward = TARGETS_BY_NAME["sm_80"], (Direction.forward,)
     features = [{}, *({each} for each in Feature if each is not Feature.entmax)]
     for mask in (mc.topk(9, mc.causal()), mc.topk(9, mc.causal()) | mc.window(6)):
