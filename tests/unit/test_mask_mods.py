@@ -510,40 +510,6 @@ def test_in_one_graph(name: str) -> None:
         torch.testing.assert_close(one, two)
 
 
-# ------------------------------------------------------------------ transformers
-
-PADDING = torch.tensor([0, 3])
-GROUPS = torch.tensor([[0, 0, 1, 1, -1, -1, 2, 2, 2, -1, 3, 3], [-1] * 6 + [0] * 6])
-POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], list(range(12))])
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["causal", "bidirectional", "window", "both_ways", "chunked", "padding", "packed", "images",
-     "remapped", "offsets"],
-)  # fmt: skip
-def test_mask_functions_of_transformers(name: str) -> None:
-    mu = pytest.importorskip("transformers.masking_utils")
-    check({
-        "causal": lambda: mu.causal_mask_function,
-        "bidirectional": lambda: mu.bidirectional_mask_function,
-        "window": lambda: mu.sliding_window_causal_mask_function(4),
-        "both_ways": lambda: mu.sliding_window_bidirectional_mask_function(4),
-        "chunked": lambda: mu.chunked_causal_mask_function(5, PADDING),
-        "padding": lambda: mu.and_masks(mu.causal_mask_function,
-                                        mu.padding_mask_function(GROUPS >= 0)),
-        "packed": lambda: mu.and_masks(mu.causal_mask_function,
-                                       mu.packed_sequence_mask_function(DOC)),
-        "images": lambda: mu.or_masks(mu.causal_mask_function, mu.blockwise_overlay(GROUPS)),
-        "remapped": lambda: mu.and_masks(
-            mu.remap_positions_for_packed_sequence(
-                mu.chunked_causal_mask_function(3, PADDING), POSITIONS),
-            mu.packed_sequence_mask_function(DOC)),
-        "offsets": lambda: mu.add_offsets_to_mask_function(
-            mu.sliding_window_causal_mask_function(4), 3, 1),
-    }[name]())  # fmt: skip
-
-
 # ------------------------------------------------------------------ random ones
 
 _INTEGERS = st.recursive(
