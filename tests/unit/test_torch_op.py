@@ -15,9 +15,7 @@ import torch
 
 import maskc as mc
 from maskc.core.attention_call import DEFAULTS, AttentionCall
-from maskc.core.errors import (
-    BadOption,
-)
+from maskc.core.errors import BadOption
 from maskc.integrations import torch as with_torch
 from maskc.integrations.torch import handles
 from maskc.integrations.torch.keywords import packed_call
