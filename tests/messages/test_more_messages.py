@@ -1,6 +1,8 @@
-"""The full text of every refusal of evaluations (MC695, MC730 to MC736), of caches for decoding (MC640
-to MC643), the explorer (MC720, MC721), reports (MC750, MC755), heatmaps (MC751 to MC754), of lengths
-and data (MC3xx), and of what must never happen."""
+"""The full text of every refusal of evaluations, caches, reports and data.
+
+Evaluations: MC695, MC730 to MC736. Caches for decoding: MC640 to MC643. The explorer: MC720, MC721.
+Reports: MC750, MC755. Heatmaps: MC751 to MC754. Lengths and data: MC3xx. Last, what must never happen.
+"""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 

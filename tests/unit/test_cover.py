@@ -1,4 +1,4 @@
-"""What tests/support chooses and plants: tests for `make test` and `make matrix`, and faults."""
+"""The tests that tests/support chooses for `make test` and `make matrix`, and the faults it plants."""
 
 from __future__ import annotations
 

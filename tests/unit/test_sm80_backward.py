@@ -1,5 +1,5 @@
 """sm_80 against fp64, in the emulator: backward passes in both modes and every form of tile, and
-masks in parts, of which each launch joins its rows with those before."""
+masks in parts, where each launch joins its rows with those before."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_matrix_without_sums(head_dim):
 
 
 def test_lists_of_documents():
-    """What makes lists spills nothing, and eight of its blocks fit a multiprocessor."""
+    """The kernels that make lists spill nothing, and eight of their blocks fit a multiprocessor."""
     plans = [
         driver.plan_kernel(pattern(name), driver.problem(dim, None, 4, "float16"), SM_90A)
         for name in BY_DOCUMENTS for dim in (64, 256)
