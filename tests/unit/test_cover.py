@@ -1,4 +1,4 @@
-"""The tests that tests/support chooses for `make test` and `make matrix`, and the faults it plants."""
+"""The tests that tests/support chooses for `make test` and `make matrix`; its planted faults."""
 
 from __future__ import annotations
 

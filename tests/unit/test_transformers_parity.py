@@ -5,6 +5,7 @@ a bias of positions, and fifty steps of training.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from pathlib import Path
-
-import pytest
 import transformers
 
 from tests.support import models
