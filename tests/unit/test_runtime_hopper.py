@@ -28,12 +28,6 @@ from tests.support.fake_hopper import (
     given,
 )
 
-
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
-
-
 # ------------------------------------------------------------------ work and modes
 
 

@@ -32,7 +32,7 @@ from maskc.plan.forms.mma16 import MOST_KEYS
 from maskc.plan.predict import milliseconds
 from maskc.runtime import CompiledMask
 from tests.support import sass
-from tests.support.fake_hopper import Machine, backward, given
+from tests.support.fake_hopper import backward, given
 from tests.support.ledger import build
 from tests.support.thorough import examples
 
@@ -266,11 +266,6 @@ def test_which_calls_take_the_backward():
         assert taken[0] != "tiny"
         assert taken[1] == "default"
     assert form(4096, 4100)[0] != "tiny", "blocks lie across tiles"
-
-
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
