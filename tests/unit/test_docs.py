@@ -91,7 +91,7 @@ PASTED = (
 FIRST = ("README.md", "docs/index.md")
 ELSEWHERE = {
     "architecture.md": "compared with what the stages print, below",
-    "programs.md": "tests/unit/test_programs.py",
+    "programs.md": "runs whole files, below",
     "quality.md": "loads a language model for minutes",
     "explorer.md": "serves a page until it is stopped",
 }
