@@ -27,11 +27,6 @@ DEVICE = ("cuda", 0)
 DECL = mc.documents("doc").decl
 
 
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
-
-
 def compiled(mask=MASK) -> CompiledMask:
     return mask.compile(head_dim=64, target="sm_90a")
 
