@@ -214,21 +214,38 @@ def device() -> Any:
     return sys.modules["torch"].device("cpu")
 
 
-def torch_calls(seen: Callable[..., Any]) -> AbstractContextManager[Any]:
+def torch_calls(
+    seen: Callable[..., Any], refuse: Callable[[str], NoReturn]
+) -> AbstractContextManager[Any]:
     """During the `with` block, `seen` handles every torch call, so that traced values can index
     tensors.
+
+    Args:
+        seen: takes a function, its positional arguments and its named ones.
+        refuse: raises the tracer's error: a random number would be drawn once, for all pairs.
     """
     torch = sys.modules.get("torch")
-    return nullcontext() if torch is None else _mode(torch, seen)()
+    return nullcontext() if torch is None else _mode(torch, seen, refuse)()
 
 
 @cache
-def _mode(torch: Any, seen: Callable[..., Any]) -> type:
+def _mode(torch: Any, seen: Callable[..., Any], refuse: Callable[[str], NoReturn]) -> type:
     def answered(_: object, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if _draws(torch, name):
+            refuse(f"torch.{name} draws once, for all pairs; index a tensor drawn before")
         return seen(function, args, named or {})
 
     bases = (torch.overrides.TorchFunctionMode,)
     return type("Tracing", bases, {"__torch_function__": answered})
+
+
+@cache
+def _draws(torch: Any, name: str) -> bool:
+    """Whether a function of torch draws random numbers."""
+    packet = None if name.startswith("_") else getattr(torch.ops.aten, name, None)
+    overloads = (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
 
 
 def among(value: Any, kinds: tuple[type, ...]) -> bool:

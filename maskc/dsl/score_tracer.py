@@ -40,6 +40,7 @@ from maskc.dsl.score_values import (
     maximum,
     minimum,
     real,
+    refuse,
 )
 from maskc.dsl.tabled import tabling
 
@@ -232,7 +233,7 @@ def _traced(
     rebound = Rebinder(WatchedTable, {"min": minimum, "max": maximum}).function(function)
     with collecting() if within is None else nullcontext(within) as registry:
         with told(ScoreNotTraceable, at, _ONCE):
-            with torch_calls(_torch_call):
+            with torch_calls(_torch_call, refuse):
                 result = rebound(*given)
             node = real(result)
         node = _without_params(node, registry)
