@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from maskc.core.captured import computed_by, forget_computation, version_of
 from maskc.core.errors import MaskcError
 from maskc.core.source import SourceLoc, raised_at
 
@@ -246,6 +247,59 @@ def _draws(torch: Any, name: str) -> bool:
     packet = None if name.startswith("_") else getattr(torch.ops.aten, name, None)
     overloads = (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
     return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+
+
+def computed(function: Any, args: Any, named: Any) -> Any:
+    """Return the result of a function of torch on the user's tensors, inside of a traced function.
+
+    A call reads the present content of tensors. One that was computed here is computed again after
+    a write into those that it was computed from. Views need nothing: they share memory.
+    """
+    tensor = sys.modules["torch"].Tensor
+    sources = [x for x in _flat((args, named)) if isinstance(x, tensor)]
+    before = [version_of(source) for source in sources]
+    result = function(*args, **named)
+    for source, version in zip(sources, before, strict=True):
+        if version_of(source) != version:
+            forget_computation(source)
+    single = type(result) is tensor
+    several = result if isinstance(result, tuple) and sources else ()
+    for number, made in enumerate((result,) if single and sources else several):
+        if type(made) is tensor and not any(_share_memory(made, source) for source in sources):
+
+            def again(content: Callable[[Any], Any], number: int = number) -> Any:
+                values = function(*_mapped(content, args), **_mapped(content, named))
+                return values if single else values[number]
+
+            computed_by(made, again, sources)
+    return result
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The values inside of nested tuples, lists and dicts."""
+    kind = type(value)
+    if kind not in (tuple, list, dict):
+        yield value
+        return
+    for item in value.values() if kind is dict else value:
+        yield from _flat(item)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The values inside of nested tuples, lists and dicts, changed."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _mapped(change, item) for name, item in value.items()}
+    if kind in (tuple, list):
+        return kind([_mapped(change, item) for item in value])
+    return change(value)
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    try:
+        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return True
 
 
 def among(value: Any, kinds: tuple[type, ...]) -> bool:

@@ -23,7 +23,7 @@ from maskc.core.errors import NotAScore, ScoreNotTraceable
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
-from maskc.dsl.followed import told, torch_calls
+from maskc.dsl.followed import computed, told, torch_calls
 from maskc.dsl.hidden_pairs import check_finite, split, without_hidden
 from maskc.dsl.mask import Mask
 from maskc.dsl.placed_scores import ScoreTables
@@ -222,7 +222,7 @@ def _arguments(
 def _torch_call(function: Any, args: Any, named: Any) -> Any:
     if is_traced((*args, *named.values())):
         return call("torch", function, args, named)
-    return function(*args, **named)
+    return computed(function, args, named)
 
 
 def _traced(

@@ -20,7 +20,7 @@ from typing import Any
 
 from maskc.core.errors import NotTraceable
 from maskc.core.source import located
-from maskc.dsl.followed import among, device, torch_calls
+from maskc.dsl.followed import among, computed, device, torch_calls
 from maskc.dsl.functions import call
 from maskc.dsl.tabled import Opaque
 from maskc.dsl.tables import IndexedRows
@@ -54,7 +54,7 @@ def _torch_call(function: Any, args: Any, named: Any) -> object:
         device_of is device() for device_of in given
     ):
         return args[0]
-    return function(*args, **named)
+    return computed(function, args, named)
 
 
 def _is_traced(value: Any) -> bool:

@@ -24,6 +24,7 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE
 from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
+from maskc.core.captured import present
 from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
@@ -156,6 +157,10 @@ class ScoreReader:
         reader = copy(self)
         reader._read(inputs)
         return reader
+
+    def present_tensors(self) -> dict[str, Any]:
+        """`tensors` with their present content."""
+        return {name: present(x) for name, x in self.tensors.items()}
 
     @property
     def identity(self) -> str:
