@@ -320,7 +320,7 @@ class Redo:
 
     run: Run
     sources: tuple[Any, ...]
-    """The tensors that it is computed from."""
+    """The tensors that it depends on, of those that exist without the function."""
     versions: tuple[int | None, ...]
     """Writes to the sources when it ran last."""
 
@@ -334,14 +334,26 @@ def computed_by(tensor: Any, run: Run, sources: Sequence[Any]) -> None:
 
     Args:
         tensor: the result.
-        run, sources: as in `Redo`.
+        run: as in `Redo`.
+        sources: the tensors among its arguments.
     """
-    setattr(tensor, _REDO, Redo(run, tuple(sources), tuple(map(version_of, sources))))
+    known = {
+        id(origin): origin
+        for source in sources
+        for origin in (getattr(source, _REDO).sources if is_computed(source) else (source,))
+    }
+    origins = tuple(known.values())
+    setattr(tensor, _REDO, Redo(run, origins, tuple(map(version_of, origins))))
+
+
+def is_computed(tensor: Any) -> bool:
+    """Whether a traced function computed a tensor."""
+    return hasattr(tensor, _REDO)
 
 
 def forget_computation(tensor: Any) -> None:
     """Note that something else was written into a tensor that a traced function computed."""
-    if hasattr(tensor, _REDO):
+    if is_computed(tensor):
         delattr(tensor, _REDO)
 
 
@@ -379,7 +391,7 @@ def version_of(tensor: Any) -> int | None:
     None if writes are not counted, as in inference mode.
     """
     try:
-        owner = tensor if hasattr(tensor, _REDO) else tensor._base
+        owner = tensor if is_computed(tensor) else tensor._base
         if owner is not None and not owner.requires_grad:
             present(owner)
         version: int = tensor._version

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from maskc.core.captured import computed_by, forget_computation, version_of
+from maskc.core.captured import computed_by, forget_computation, is_computed, version_of
 from maskc.core.errors import MaskcError
 from maskc.core.source import SourceLoc, raised_at
 
@@ -253,7 +253,7 @@ def computed(function: Any, args: Any, named: Any) -> Any:
     """Return the result of a function of torch on the user's tensors, inside of a traced function.
 
     A call reads the present content of tensors. One that was computed here is computed again after
-    a write into those that it was computed from. Views need nothing: they share memory.
+    a write into those that it was computed from. Views of the user's tensors share their memory.
     """
     tensor = sys.modules["torch"].Tensor
     sources = [x for x in _flat((args, named)) if isinstance(x, tensor)]
@@ -265,7 +265,7 @@ def computed(function: Any, args: Any, named: Any) -> Any:
     single = type(result) is tensor
     several = result if isinstance(result, tuple) and sources else ()
     for number, made in enumerate((result,) if single and sources else several):
-        if type(made) is tensor and not any(_share_memory(made, source) for source in sources):
+        if type(made) is tensor and not any(_owns(source, made) for source in sources):
 
             def again(content: Callable[[Any], Any], number: int = number) -> Any:
                 values = function(*_mapped(content, args), **_mapped(content, named))
@@ -295,9 +295,12 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return change(value)
 
 
-def _share_memory(one: Any, other: Any) -> bool:
+def _owns(source: Any, made: Any) -> bool:
+    """Whether a result is the source itself, or a view of it that needs no computation."""
+    if source is made or is_computed(source):
+        return source is made
     try:
-        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+        return bool(source.untyped_storage().data_ptr() == made.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # a tensor without memory
         return True
 

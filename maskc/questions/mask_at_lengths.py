@@ -11,7 +11,14 @@ import numpy as np
 
 from maskc.analysis.counts import count_pairs
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.errors import BadOption, DataRange, DataShape, HeadsUnknown, NoSuchHead, OneOfSeveral
+from maskc.core.errors import (
+    BadOption,
+    DataRange,
+    DataShape,
+    HeadsUnknown,
+    NoSuchHead,
+    OneOfSeveral,
+)
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.leading import leading

@@ -330,6 +330,34 @@ def test_a_pattern_says_which_parameter_was_meant() -> None:
         mc.patterns.longformer(windw=3)
 
 
+BOOLEANS: dict[str, Callable[[Any], object]] = {
+    "ids": lambda true: mc.global_tokens([true]),
+    "a count": lambda true: mc.window(true),
+    "a constant": lambda true: mc.strided(true),
+    "a head": lambda true: mc.heads(true),
+    "a default": lambda true: mc.param("w", true),
+    "a parameter": lambda true: mc.window(mc.param("w", 2)).count(4, w=true),
+    "a length": lambda true: mc.causal().count(true),
+    "a head of a layout": lambda true: mc.per_head([mc.full()] * 2).layout(4, head=true),
+    "a head dimension": lambda true: mc.causal().compile(true),
+    "max_seqlen": lambda true: mc.documents("doc").count(
+        4, doc=mc.cu_seqlens([0, 4], max_seqlen=true)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize("library", ["Python", "numpy", "torch", "jax"])
+def test_booleans_are_no_integers(name: str, library: str) -> None:
+    """Flags in place of ids would otherwise be the ids 0 and 1."""
+    true: Any = True
+    if library != "Python":
+        module = pytest.importorskip("jax.numpy" if library == "jax" else library)
+        true = module.asarray(True)
+    with pytest.raises(mc.MaskcError):
+        BOOLEANS[name](true)
+
+
 def test_integers_are_wanted_where_floats_are_given() -> None:
     lengths = np.array([2.0, 3.0])
     with pytest.raises(DataType, match=r"x\.long\(\)"):
