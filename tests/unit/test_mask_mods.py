@@ -228,7 +228,7 @@ REFUSED: dict[str, Mod] = {
     "stack": lambda b, h, q, k: torch.stack([q, k]) > 1,
     "random": lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5),
     "random_table": lambda b, h, q, k: torch.randperm(N)[q] >= k,
-    "random_in_place": lambda b, h, q, k: torch.zeros(N).uniform_()[q] < 2,
+    "random_in_place": lambda b, h, q, k: torch.zeros(N).long().random_(3)[q] < 2,
 }
 
 
