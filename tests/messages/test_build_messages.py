@@ -182,7 +182,7 @@ TEXTS = {
     "MC405": (
         lambda: call(q=zeros(2, 4, 5, 64)[..., ::2]),
         "MC405 q  the last dimension of q has stride 2, it must be 1\n"
-        "    hint: call .contiguous() on it; every other dimension may have any stride",
+        "    hint: call .contiguous() or np.ascontiguousarray; other strides are free",
     ),
     "MC406": (
         lambda: call(q=[[1.0, 2.0]]),

@@ -306,3 +306,31 @@ def test_masks_per_head_are_for_so_many_heads() -> None:
     x = np.zeros((1, 3, 4, 16), np.float32)
     assert mc.attention(x, x, x, mask).shape == x.shape
     assert mc.causal().compile(16, n_heads=2, dtype="float32", target="cpu")(x, x, x).shape
+
+
+BOOLEANS: dict[str, Callable[[Any], object]] = {
+    "ids": lambda true: mc.global_tokens([true]),
+    "a count": lambda true: mc.window(true),
+    "a constant": lambda true: mc.strided(true),
+    "a head": lambda true: mc.heads(true),
+    "a default": lambda true: mc.param("w", true),
+    "a parameter": lambda true: mc.window(mc.param("w", 2)).count(4, w=true),
+    "a length": lambda true: mc.causal().count(true),
+    "a head of a layout": lambda true: mc.per_head([mc.full()] * 2).layout(4, head=true),
+    "a head dimension": lambda true: mc.causal().compile(true),
+    "max_seqlen": lambda true: mc.documents("doc").count(
+        4, doc=mc.cu_seqlens([0, 4], max_seqlen=true)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize("library", ["Python", "numpy", "torch", "jax"])
+def test_booleans_are_no_integers(name: str, library: str) -> None:
+    """Flags in place of ids would otherwise be the ids 0 and 1."""
+    true: Any = True
+    if library != "Python":
+        module = pytest.importorskip("jax.numpy" if library == "jax" else library)
+        true = module.asarray(True)
+    with pytest.raises(mc.MaskcError):
+        BOOLEANS[name](true)

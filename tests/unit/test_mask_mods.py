@@ -137,8 +137,10 @@ FUNCTIONS: dict[str, Mod] = {
     "floor_divide": lambda b, h, q, k: torch.floor_divide(q - k, 3) == -1,
     "div_floor": lambda b, h, q, k: torch.div(q - 20, 3, rounding_mode="floor") + 4 < k,
     "div_trunc": lambda b, h, q, k: torch.div(q - k, 3, rounding_mode="trunc") == 0,
+    "div_trunc_negative": lambda b, h, q, k: torch.div(q - k, -3, rounding_mode="trunc") == 1,
     "div_method": lambda b, h, q, k: q.div(4, rounding_mode="floor") == k.floor_divide(4),
     "fmod": lambda b, h, q, k: torch.fmod(q - k, 3) == -2,
+    "fmod_negative": lambda b, h, q, k: torch.fmod(q - k, -5) == 2,
     "add_sub_mul": lambda b, h, q, k: torch.add(q, 3) - torch.mul(k, 2) >= torch.sub(1, k),
     "products_of_conditions": lambda b, h, q, k: (q >= k).int() * (q - k < 5).int() * (k + 1) > 3,
     "product_of_conditions": lambda b, h, q, k: (q >= k) * torch.where(k < 5, 2, 0) * (q < 9) == 2,
@@ -236,6 +238,9 @@ REFUSED: dict[str, Mod] = {
     "new_dimension": lambda b, h, q, k: torch.arange(12)[None, q] > 1,
     "sum": lambda b, h, q, k: torch.sum(q) > k,
     "stack": lambda b, h, q, k: torch.stack([q, k]) > 1,
+    "random": lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5),
+    "random_table": lambda b, h, q, k: torch.randperm(N)[q] >= k,
+    "random_in_place": lambda b, h, q, k: torch.zeros(N).long().random_(3)[q] < 2,
 }
 
 

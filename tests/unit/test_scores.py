@@ -470,6 +470,7 @@ REFUSED = {
     "a shift by all bits": (lambda s, q: s * (q >> 31), ScoreNotTraceable),
     "a negative shift": (lambda s, q: s * (q << -1), ScoreNotTraceable),
     "an error": (lambda s: s + {}["x"], ScoreNotTraceable),
+    "bits of far numbers": (lambda s, q, k: s + (q * 2**40 & k * 2**41), ScoreNotTraceable),
 }
 
 
