@@ -56,8 +56,9 @@ KNOW_TARGETS = tuple(
 """Places of the package whose lines may be right for one target and wrong for another."""
 _PART = re.compile(r"\w*|\(.*\)")
 """A feature, a switch or a mode of a build. Other texts that follow a target are kernel lines."""
-_OF_MASK = re.compile(r"\bm\.[ac]0")
-"""A constant or an array of a mask: the printer wrote this line, and its own lines count."""
+_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?(static )?const")
+"""Lines of kernels that do not count. One reads a constant or an array of a mask: the printer wrote
+it, and its own lines count. Others declare something, or begin a function that was not inlined."""
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
 
@@ -191,7 +192,7 @@ def by_target(reaches: set[Any]) -> set[Any]:
     know = {line for line in lines if line[0].startswith(KNOW_TARGETS)}
     return (
         parts | (lines - know)
-        | {line for line in kernels if not _OF_MASK.search(line)}
+        | {line for line in kernels if not _IDLE.search(line)}
         | {(target, *line) for target in targets for line in know}
     )  # fmt: skip
 

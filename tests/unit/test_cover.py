@@ -90,8 +90,10 @@ def test_what_counts_once_for_each_target(place, text, apart):
     assert (sides[0] != sides[1]) == apart
 
 
-def test_lines_that_print_a_mask_do_not_count():
-    assert by_target({("simt", "k <= q + m.c0;"), ("simt", "k <= q;")}) == {"k <= q;"}
+def test_lines_that_print_a_mask_or_declare_something_do_not_count():
+    idle = ("k <= q + m.c0;", "(void)m;", "[[maybe_unused]] constexpr bool PADDED = 0;",
+            "__device__ __forceinline__ i0 f(i0 x) {")  # fmt: skip
+    assert by_target({("simt", line) for line in (*idle, "k <= q;")}) == {"k <= q;"}
 
 
 def test_functions_that_only_check_are_cases_of_one(tmp_path, monkeypatch):
