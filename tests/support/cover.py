@@ -56,7 +56,7 @@ KNOW_TARGETS = tuple(
 """Places of the package whose lines may be right for one target and wrong for another."""
 _PART = re.compile(r"\w*|\(.*\)")
 """A feature, a switch or a mode of a build. Other texts that follow a target are kernel lines."""
-_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?(static )?const")
+_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr")
 """Lines of kernels that do not count. One reads a constant or an array of a mask: the printer wrote
 it, and its own lines count. Others declare something, or begin a function that was not inlined."""
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
