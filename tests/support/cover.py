@@ -228,15 +228,16 @@ def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> s
 
     Args:
         tests: what all tests reach and cost.
-        kept: names that stay, as they find planted faults.
+        kept: cases, functions or files that stay, as they find planted faults.
     """
     reaches = {name: by_target(test.reaches - named_by(name)) for name, test in tests.items()}
     times = Counter(place for places in reaches.values() for place in places)
     cases = Counter(map(property_of, tests))
     covered: set[str] = set()
     for name in sorted(tests, key=lambda name: (-tests[name].seconds, name)):
-        checks = property_of(name)
-        stays = tests[name].seconds <= CHEAP or name in kept or name.partition("::")[0] in UNTRACED
+        checks, file, function = property_of(name), name.partition("::")[0], name.partition("[")[0]
+        finds = not kept.isdisjoint({name, function, file})
+        stays = tests[name].seconds <= CHEAP or finds or file in UNTRACED
         if not stays and cases[checks] > 1 and all(times[place] > 1 for place in reaches[name]):
             covered.add(name)
             cases[checks] -= 1

@@ -62,6 +62,8 @@ def test_cases_that_others_cover_run_at_night():
     }
     assert implied(tests) == {"a.py::same[1]", "a.py::same[3]"}
     assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[3]"}
+    for whole in ("a.py::same", "a.py"):  # the table of faults names no case
+        assert implied(tests, frozenset({whole})) == set()
     tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
     tests["a.py::other"] = Measured(1.0, {target})
     assert implied(tests) == {"a.py::same[3]"}
