@@ -149,7 +149,7 @@ class _At:
         arrays = self.place.data
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
         ranks = {node: _of_sequence(ranking, b) for node, ranking in self.place.scores.items()}
-        return replace(self.place, data=part, scores=ranks, sequence=b)
+        return replace(self.place, data=part, scores=ranks, sequence=b, selected={})
 
 
 def _at(

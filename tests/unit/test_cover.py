@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import mutants
+from tests.support import cover, mutants
 from tests.support.cover import (
     LIST,
     NIGHTLY,
     UNTRACED,
     Measured,
+    by_target,
     chosen,
     implied,
     is_later,
@@ -52,7 +53,7 @@ def test_a_function_stands_for_its_cases():
 
 def test_cases_that_others_cover_run_at_night():
     """Lines count, names of parameters do not; the cheaper of two cases stays."""
-    line, other, target = ("maskc/a.py", 1), ("maskc/a.py", 2), ("cpu", "sinks")
+    line, other, target = ("maskc/plan/a.py", 1), ("maskc/plan/a.py", 2), ("cpu", "sinks")
     tests = {
         "a.py::same[1]": Measured(2.0, {line, other}),
         "a.py::same[2]": Measured(1.0, {line, other}),
@@ -61,6 +62,8 @@ def test_cases_that_others_cover_run_at_night():
     }
     assert implied(tests) == {"a.py::same[1]", "a.py::same[3]"}
     assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[3]"}
+    for whole in ("a.py::same", "a.py"):  # the table of faults names no case
+        assert implied(tests, frozenset({whole})) == set()
     tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
     tests["a.py::other"] = Measured(1.0, {target})
     assert implied(tests) == {"a.py::same[3]"}
@@ -68,6 +71,48 @@ def test_cases_that_others_cover_run_at_night():
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "apart"),
+    [
+        ("maskc/runtime/a.py", 1, True),
+        ("maskc/ir/a.py", 1, False),  # knows no target
+        ("TARGET", "float a = b;", False),  # of all kernels, or of those of one target
+        ("TARGET", "WITH_CAP", True),
+        ("TARGET", "('persistent',)", True),
+    ],
+)
+def test_what_counts_once_for_each_target(place, text, apart):
+    sides = [
+        by_target({(target, "sinks"), (place.replace("TARGET", target), text)})
+        - {(target, "sinks")}
+        for target in ("sm_80", "sm_90a")
+    ]
+    assert (sides[0] != sides[1]) == apart
+
+
+def test_lines_that_print_a_mask_or_declare_something_do_not_count():
+    idle = ("k <= q + m.c0;", "(void)m;", "[[maybe_unused]] constexpr bool PADDED = 0;",
+            "__device__ __forceinline__ i0 f(i0 x) {")  # fmt: skip
+    assert by_target({("simt", line) for line in (*idle, "k <= q;")}) == {"k <= q;"}
+
+
+def test_functions_that_only_check_are_cases_of_one(tmp_path, monkeypatch):
+    text = """
+def test_one(): check(1)
+def test_two(): check(2)
+def test_also(): assert check(3)
+def test_refused():
+    with raises(ValueError): check(4)
+"""
+    (tmp_path / "c.py").write_text(text)
+    monkeypatch.setattr(cover, "ROOT", tmp_path)
+    cover._checked.cache_clear()
+    names = [f"c.py::test_{name}" for name in ("one", "two", "also", "refused")]
+    tests = {name: Measured(1.0 + i, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
+    assert implied(tests) == {names[1]}
+    cover._checked.cache_clear()
 
 
 def test_a_list_is_read_as_it_is_written(tmp_path):
