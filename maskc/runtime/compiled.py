@@ -584,7 +584,7 @@ class CompiledMask:
             plan = plan.plan
         if not isinstance(plan, DataCall) or not isinstance(plan.plan, ListsPlan):
             return results, None
-        if plan.watched is None or not sent.usual.lasting:
+        if plan.watched is None or not (plan.watched.counted and sent.usual.lasting):
             return results, None
         launched = FirstPass(plan, *rest)
         again = launched, plan.plan, plan.watched, data, self.held, self._unaligned
@@ -796,10 +796,11 @@ class CompiledMask:
             if repeat is not None and not low_bits(places) & self._unaligned:
                 call, self._last = repeat
                 watched = call.watched.again(data, self.held)
-                if watched is not None:
-                    if watched is not call.watched:
-                        call = call.changed(watched)
-                        self._repeats[options, kinds] = call, self._last
+                if watched is call.watched:
+                    return call, lib, places
+                call = watched and call.changed(watched)
+                if call is not None:
+                    self._repeats[options, kinds] = call, self._last
                     return call, lib, places
             bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:

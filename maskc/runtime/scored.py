@@ -332,7 +332,8 @@ class ScoreReader:
             return known[2]
         torch, dtype = torch_of(x), _dtype(x)
         waits = x.is_cuda and torch.cuda.is_current_stream_capturing() if torch else False
-        if torch is None or seen is None or dtype == "uint64" or waits:
+        uncounted = seen is None or seen[2] is None
+        if torch is None or uncounted or dtype == "uint64" or waits:
             raise IntegersUnread(name, dtype, at=name)
         whole = x.detach().long()
         if whole.numel():

@@ -117,6 +117,15 @@ class CallablePlan(Protocol):
         """See Runnable.place, for a call with `watched` arrays; None if changes to them cannot be
         detected."""
 
+    def moved(self, given: Any, shifts: list[int]) -> Any:
+        """Return the data of a call whose arrays lie elsewhere; None if it must be read again.
+
+        Args:
+            given: data of a call with arrays of the same layouts.
+            shifts: bytes from each of its arrays to the present one, in the order of
+                `Watched.places`.
+        """
+
     def enqueue(
         self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
     ) -> None:
@@ -133,9 +142,18 @@ class DataCall:
         self.plan, self._given, self.watched = plan, given, watched
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
-    def changed(self, watched: Watched) -> DataCall:
-        """Return the call after a write to its arrays."""
-        return DataCall(self.plan, self._given, watched)
+    def changed(self, watched: Watched) -> DataCall | None:
+        """Return the call with arrays that were written, or with others of the same layouts; None
+        if its data must be read again."""
+        given, known = self._given, self.watched
+        if known is None or watched.places != known.places:
+            if known is None:
+                return None
+            shifts = [to - place for to, place in zip(watched.places, known.places, strict=True)]
+            given = self.plan.moved(given, shifts)
+            if given is None:
+                return None
+        return DataCall(self.plan, given, watched)
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
         """Return the arguments of the launches, and the stream to launch on."""
@@ -176,6 +194,9 @@ class DeviceListedPlan(ABC):
 
     def called(self, given: Any) -> DataCall:
         return DataCall(self, given)
+
+    def moved(self, given: Any, shifts: list[int]) -> Any:
+        return None
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
         """Return the arguments of the pass; its lists are in the workspace."""

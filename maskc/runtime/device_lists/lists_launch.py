@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,12 @@ LISTS = abi.structure(abi.LISTS_FIELDS)
 from the host, to the parts of the memory of lists, to the state, and to the report and the
 results that wrong data overwrite."""
 OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
-"""Members that every call fills in: pointers, the promised lengths, and a ticket."""
+"""Members that are filled in: pointers, the promised lengths, and a ticket."""
+_SOURCES, _STATES = struct.Struct(f"{MAX_ARRAYS}Q"), struct.Struct("2Q")
+"""Those that each launch writes: where the data lie, and the states."""
+_REPORT = struct.Struct(f"{2 + MOST_RESULTS}Q{MAX_ARRAYS + 1}q")
+"""Those that launches write whose data may be wrong: from the reports on."""
+_NO_REPORT = (0,) * (2 + MOST_RESULTS + MAX_ARRAYS + 1)
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
 SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
 PARTS = (
@@ -73,6 +78,19 @@ BEHIND_STATE = (LISTS.most.offset - LISTS.spent.offset) // 8 + MAX_ARRAYS + 1
 """Members of OWN behind the state."""
 _OF_SELECTIONS = (0,) * 3
 """Tables that selections alone have."""
+
+
+class CallArrays(NamedTuple):
+    """The data of a call, as launches read them."""
+
+    places: Pointers
+    """Addresses by slot."""
+    most: Pointers
+    """Promised lengths by slot."""
+    order: tuple[int, ...] | None
+    """The position among `Watched.places` of the array of each slot; None if unknown."""
+    checked: Asked | None
+    """The call, where its lists are checked."""
 
 
 class Lists:
@@ -163,11 +181,18 @@ class ListsPlan(DeviceListedPlan):
     def called(self, given: Any) -> DataCall:
         sources = given.sources
         blank = (0,) * (MAX_ARRAYS - len(sources))
-        arguments = (
+        arguments = CallArrays(
             (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank),
-            given.checked,
+            given.order, given.checked,
         )  # fmt: skip
         return DataCall(self, arguments, given.watched)
+
+    def moved(self, given: CallArrays, shifts: list[int]) -> CallArrays | None:
+        places, most, order, checked = given
+        if order is None or checked is not None:
+            return None
+        there = [place + shifts[at] for place, at in zip(places, order, strict=False)]
+        return CallArrays((*there, *places[len(there) :]), most, order, None)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -242,14 +267,13 @@ class ListsPlan(DeviceListedPlan):
         ]  # fmt: skip
         usual = replace(sent, template=bytes(template), free={})
         states = state_at, state_at + INT * self.state
-        return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
+        pointers = (*(0,) * MAX_ARRAYS, *known, *states, *_NO_REPORT)
+        return Lists(usual, Arguments(self.numbers, OWN, pointers), known, states, (owner, state))
 
     def enqueue(
-        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
-        numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet; `given`: where arrays lie, promised lengths,
-        and the call where its lists are checked."""
+        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
+        """Enqueue everything that is not there yet."""
         if lists.fresh or self.after:
             self._launch(given, lists, pointers, numbers, stream)
             lists.fresh = False
@@ -260,9 +284,8 @@ class ListsPlan(DeviceListedPlan):
             kept[lists.watched] = lists
 
     def _launch(
-        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
-        numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
+        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
         """Build the lists if they are not built yet, and run the pass.
 
         Results are overwritten if data are wrong. For lists that are kept, this check stops once
@@ -275,21 +298,23 @@ class ListsPlan(DeviceListedPlan):
         fresh, doubtful = lists.fresh, self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
-        if doubtful or fresh:
-            if fresh and doubtful and lists.usual.lasting:
+        arguments = lists.arguments
+        if doubtful:
+            if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            sources, most, _ = given
             results = [pointers[place] for place in self.results]
-            lists.arguments.fill((
-                *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
-                *results, *(0,) * (MOST_RESULTS - len(results)), *most, lists.ticket,
+            arguments.write(_REPORT, LISTS.report.offset, (
+                *reports.addresses(lists.ticket), *results,
+                *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
             ))  # fmt: skip
         if fresh:
+            arguments.write(_SOURCES, 0, given.places)
+            arguments.write(_STATES, LISTS.state.offset, lists.states)
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
-            if given[2] is not None:
+            if given.checked is not None:
                 places = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
-                self.compare(given[2], places, partial(self.lists.read, stream))
+                self.compare(given.checked, places, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

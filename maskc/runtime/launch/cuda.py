@@ -176,6 +176,10 @@ class Arguments:
         """Write all pointers, while no launch reads them."""
         self._write(self._block, 0, *pointers)
 
+    def write(self, layout: struct.Struct, start: int, members: tuple[int, ...]) -> None:
+        """Write some members of the block, from a byte on, while no launch reads them."""
+        layout.pack_into(self._block, start, *members)
+
     def arguments(self) -> tuple[bytes, ...]:
         return (self._block.raw,)
 
