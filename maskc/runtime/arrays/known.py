@@ -21,9 +21,9 @@ from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
 from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 
-Seen = tuple[int, object, int | None]
-"""(address of an array, its layout with dtype and device, a counter of writes to it; None if writes
-are not counted)."""
+Seen = tuple[int, object, object]
+"""(address of an array, a counter of writes to it, its layout with dtype and device). If writes are
+not counted, the counter is an object that equals nothing else."""
 
 
 class Library(Protocol):
@@ -146,9 +146,9 @@ class _Torch:
             return None
         layout = x.shape, x.stride(), x.dtype, x.device, x.is_neg()
         try:
-            return place, layout, x._version
+            return place, x._version, layout
         except RuntimeError:  # a tensor of inference mode
-            return place, layout, None
+            return place, object(), layout
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
@@ -261,7 +261,7 @@ class _CuPy:
 
     def watch(self, x: Any) -> Seen | None:
         memory = x.data
-        return memory.ptr, (x.shape, x.strides, x.dtype, memory.device_id), None
+        return memory.ptr, object(), (x.shape, x.strides, x.dtype, memory.device_id)
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype

@@ -117,13 +117,13 @@ class CallablePlan(Protocol):
         """See Runnable.place, for a call with `watched` arrays; None if changes to them cannot be
         detected."""
 
-    def moved(self, given: Any, shifts: list[int]) -> Any:
+    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
         """Return the data of a call whose arrays lie elsewhere; None if it must be read again.
 
         Args:
             given: data of a call with arrays of the same layouts.
-            shifts: bytes from each of its arrays to the present one, in the order of
-                `Watched.places`.
+            before: `Watched.places` of that call.
+            now: those of the present call.
         """
 
     def enqueue(
@@ -145,12 +145,11 @@ class DataCall:
     def changed(self, watched: Watched) -> DataCall | None:
         """Return the call with arrays that were written, or with others of the same layouts; None
         if its data must be read again."""
-        given, known = self._given, self.watched
-        if known is None or watched.places != known.places:
-            if known is None:
-                return None
-            shifts = [to - place for to, place in zip(watched.places, known.places, strict=True)]
-            given = self.plan.moved(given, shifts)
+        if self.watched is None:
+            return None
+        given, places, there = self._given, self.watched.places, watched.places
+        if there != places:
+            given = self.plan.moved(given, places, there)
             if given is None:
                 return None
         return DataCall(self.plan, given, watched)
@@ -195,7 +194,7 @@ class DeviceListedPlan(ABC):
     def called(self, given: Any) -> DataCall:
         return DataCall(self, given)
 
-    def moved(self, given: Any, shifts: list[int]) -> Any:
+    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
         return None
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:

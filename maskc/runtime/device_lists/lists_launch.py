@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -58,10 +57,12 @@ from the host, to the parts of the memory of lists, to the state, and to the rep
 results that wrong data overwrite."""
 OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
 """Members that are filled in: pointers, the promised lengths, and a ticket."""
-_SOURCES, _STATES = struct.Struct(f"{MAX_ARRAYS}Q"), struct.Struct("2Q")
-"""Those that each launch writes: where the data lie, and the states."""
-_REPORT = struct.Struct(f"{2 + MOST_RESULTS}Q{MAX_ARRAYS + 1}q")
-"""Those that launches write whose data may be wrong: from the reports on."""
+_WRITE_SOURCES = [struct.Struct(f"{count}Q").pack_into for count in range(MAX_ARRAYS + 1)]
+"""Write the first of them, where the data lie, by the number of arrays."""
+_WRITE_STATES, _STATES_AT = struct.Struct("2Q").pack_into, LISTS.state.offset
+_WRITE_REPORT = struct.Struct(f"{2 + MOST_RESULTS}Q{MAX_ARRAYS + 1}q").pack_into
+"""Write those from the reports on, where data may be wrong."""
+_REPORT_AT = LISTS.report.offset
 _NO_REPORT = (0,) * (2 + MOST_RESULTS + MAX_ARRAYS + 1)
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
 SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
@@ -180,19 +181,17 @@ class ListsPlan(DeviceListedPlan):
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
-        blank = (0,) * (MAX_ARRAYS - len(sources))
-        arguments = CallArrays(
-            (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank),
-            given.order, given.checked,
-        )  # fmt: skip
+        most = (*(x.most for x in sources), *(0,) * (MAX_ARRAYS - len(sources)))
+        places = tuple(x.pointer for x in sources)
+        arguments = CallArrays(places, most, given.order, given.checked)
         return DataCall(self, arguments, given.watched)
 
-    def moved(self, given: CallArrays, shifts: list[int]) -> CallArrays | None:
+    def moved(self, given: CallArrays, before: list[int], now: list[int]) -> CallArrays | None:
         places, most, order, checked = given
         if order is None or checked is not None:
             return None
-        there = [place + shifts[at] for place, at in zip(places, order, strict=False)]
-        return CallArrays((*there, *places[len(there) :]), most, order, None)
+        there = [place + now[at] - before[at] for place, at in zip(places, order, strict=True)]
+        return CallArrays(tuple(there), most, order, None)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -242,7 +241,7 @@ class ListsPlan(DeviceListedPlan):
         lists = kept.pop(watched, None)
         if lists is not None:
             return lists
-        with suppress(KeyError, RuntimeError, StopIteration):  # another thread took them
+        try:
             for other in kept:
                 if watched.same(other):
                     return kept.pop(other)
@@ -250,6 +249,8 @@ class ListsPlan(DeviceListedPlan):
                 lists = kept.pop(next(iter(kept)))  # unused for longest
                 lists.fresh, lists.ticket, lists.sound = True, 0, False
                 return lists
+        except (KeyError, RuntimeError, StopIteration):
+            pass  # another thread took them
         return self._new(library, q, sent)
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
@@ -303,13 +304,13 @@ class ListsPlan(DeviceListedPlan):
             if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
             results = [pointers[place] for place in self.results]
-            arguments.write(_REPORT, LISTS.report.offset, (
-                *reports.addresses(lists.ticket), *results,
+            _WRITE_REPORT(
+                arguments.block, _REPORT_AT, *reports.addresses(lists.ticket), *results,
                 *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
-            ))  # fmt: skip
+            )  # fmt: skip
         if fresh:
-            arguments.write(_SOURCES, 0, given.places)
-            arguments.write(_STATES, LISTS.state.offset, lists.states)
+            _WRITE_SOURCES[len(given.places)](arguments.block, 0, *given.places)
+            _WRITE_STATES(arguments.block, _STATES_AT, *lists.states)
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
             if given.checked is not None:

@@ -22,12 +22,11 @@ Data = Mapping[str, Any]
 def _leaves(data: Data, held: Held | None) -> list[Any]:
     """Return the names, then the arrays and numbers of a caller; containers are identified by
     type."""
-    leaves: list[Any] = list(data)
-    for one in data.values():
-        if type(one) in _NESTED:
+    leaves: list[Any] = [*data, *data.values()]
+    if not _NESTED.isdisjoint(map(type, leaves)):
+        leaves = [*data]
+        for one in data.values():
             _open(one, leaves)
-        else:
-            leaves.append(one)
     if held is not None:
         leaves += held.sources
     return leaves
@@ -56,7 +55,7 @@ class Watched:
 
     def __init__(
         self, form: Sequence[tuple[Library | None, object]], arrays: list[Any],
-        places: list[int], versions: list[int | None],
+        places: list[int], versions: list[object],
     ) -> None:  # fmt: skip
         """Used by `of` and `again`.
 
@@ -64,7 +63,7 @@ class Watched:
             form: for each leaf (library, layout) of an array, or (None, a plain value).
             arrays: references to the arrays.
             places: addresses of the arrays.
-            versions: counters of writes; None if writes are not counted.
+            versions: counters of writes to the arrays.
         """
         self._form, self._arrays, self._versions = form, arrays, versions
         self.places = places
@@ -73,7 +72,7 @@ class Watched:
     @property
     def counted(self) -> bool:
         """Whether writes to all arrays are counted."""
-        return None not in self._versions
+        return all(type(version) is int for version in self._versions)
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
@@ -92,7 +91,7 @@ class Watched:
                 seen = library.watch(one)
                 if seen is None:
                     return None
-                place, layout, version = seen
+                place, version, layout = seen
                 form.append((library, layout))
                 made._arrays.append(weakref.ref(one))
                 made.places.append(place)
@@ -116,28 +115,23 @@ class Watched:
         arrays, places, versions = [], [], []
         for one, (library, expected) in zip(leaves, form, strict=True):
             if library is None:
-                if expected is not one and (type(expected) is not type(one) or expected != one):
-                    return None
-                continue
-            if LIBRARIES.get(type(one)) is not library:
+                if expected is one or (type(expected) is type(one) and expected == one):
+                    continue
                 return None
-            seen = library.watch(one)
-            if seen is None or seen[1] != expected:
+            seen = library.watch(one) if LIBRARIES.get(type(one)) is library else None
+            if seen is None or seen[2] != expected:
                 return None
-            arrays.append(one)
+            arrays.append(weakref.ref(one))  # the same reference for the same array
             places.append(seen[0])
-            versions.append(seen[2])
-        if versions == self._versions and places == self.places and None not in versions:
-            for one, mine in zip(arrays, self._arrays, strict=True):
-                if mine() is not one:
-                    break
-            else:
+            versions.append(seen[1])
+        if versions == self._versions and places == self.places:
+            if [*map(id, arrays)] == [*map(id, self._arrays)]:
                 return self
-        return Watched(form, [weakref.ref(one) for one in arrays], places, versions)
+        return Watched(form, arrays, places, versions)
 
     def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other._versions != self._versions or other.places != self.places or not self.counted:
+        if other._versions != self._versions or other.places != self.places:
             return False
         if other._form is not self._form and other._form != self._form:
             return False
