@@ -1,22 +1,44 @@
 // Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
-// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: entry, Stretch, Ends, ends_of,
-// document_of, bounds_at.
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries, entry, Stretch, Ends,
+// ends_of, document_of, bounds_at.
 
 // How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
 
-FN i64 element(const struct Lists &p, i32 slot, i64 place) {
+// Converts elements after all of them have been loaded, so that a thread waits for memory once.
+template <class T, int COUNT>
+FN void load_each(const void *from, const i64 (&place)[COUNT], i64 (&to)[COUNT]) {
+    T loaded[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) loaded[i] = ((const T *)from)[place[i]];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) to[i] = loaded[i];
+}
+template <int COUNT>
+FN void elements(const struct Lists &p, i32 slot, const i64 (&place)[COUNT], i64 (&to)[COUNT]) {
     const void *const from = p.source[slot];
     switch (p.source_code[slot]) {
-    case 0: return ((const unsigned char *)from)[place];
-    case 1: return ((const signed char *)from)[place];
-    case 2: return ((const short *)from)[place];
-    case 3: return ((const i32 *)from)[place];
+    case 0: return load_each<unsigned char>(from, place, to);
+    case 1: return load_each<signed char>(from, place, to);
+    case 2: return load_each<short>(from, place, to);
+    case 3: return load_each<i32>(from, place, to);
     }
-    return ((const i64 *)from)[place];
+    load_each<i64>(from, place, to);
+}
+template <int COUNT>
+FN void entries(const struct Lists &p, i32 slot, i32 batch, const i32 (&index)[COUNT],
+                i64 (&to)[COUNT]) {
+    i64 place[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        place[i] = batch * p.source_batch[slot] + index[i] * p.source_step[slot];
+    elements(p, slot, place, to);
 }
 FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
-    return element(p, slot, batch * p.source_batch[slot] + index * p.source_step[slot]);
+    const i32 one[1] = {index};
+    i64 found[1];
+    entries(p, slot, batch, one, found);
+    return found[0];
 }
 // Document ids of queries past the last document. Keys there get this plus 1, so that no query sees
 // them. maskc/layout/inputs/call_data.py uses the same numbers.

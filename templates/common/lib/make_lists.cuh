@@ -79,25 +79,30 @@ FN void write_marked(const struct Line &line, i32 *to) {
 #if SEVERAL
 constexpr i32 STASH = 1024;  // words of a line that a block keeps in shared memory while it waits
 
-FN i32 count_tiles(const struct Lists &p, const struct Line &line) {
+// `words`: of the thread's first candidate.
+FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     i32 count[1] = {0};
-    for (i32 i = threadIdx.x; i < line.count; i += THREADS)
-        hand_tiles(keys, line.words, line.count, i, [&](i32) { count[0]++; });
+    for (i32 i = threadIdx.x; i < line.count;) {
+        hand_tiles(keys, words, [&](i32) { count[0]++; });
+        i += THREADS;
+        words = words_at(line.words, line.count, i);
+    }
     block_sums(count);
     return count[0];
 }
 // Writes the first `room` words of a line, in order.
-FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32 room) {
+FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words words, i32 *to,
+                    i32 room) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
         const i32 i = turn + threadIdx.x;
         i32 count = 0, all;
-        if (i < line.count)
-            hand_tiles(keys, line.words, line.count, i, [&](i32) { count++; });
+        if (turn) words = words_at(line.words, line.count, i);
+        if (i < line.count) hand_tiles(keys, words, [&](i32) { count++; });
         i32 at = before + block_before(count, all);
         if (count)
-            hand_tiles(keys, line.words, line.count, i, [&](i32 word) {
+            hand_tiles(keys, words, [&](i32 word) {
                 if (at < room) to[at] = word;
                 at++;
             });
@@ -110,11 +115,14 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32
 
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
+#if SEVERAL
+    const struct Words words = words_at(line.words, line.count, threadIdx.x);
+#endif
     wait_for(p, READ, p.reading_blocks);
     if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
         tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
-    const i32 count = p.starts ? count_tiles(p, line) : mark_tiles(p, line);
+    const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line);
 #else
     const i32 count = mark_tiles(p, line);
 #endif
@@ -132,15 +140,16 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
 #if SEVERAL
     __shared__ i32 stash[STASH];
+    const struct Words words = words_at(line.words, line.count, threadIdx.x);
     wait_for(p, READ, p.reading_blocks);
-    if (p.starts) write_tiles(p, line, stash, STASH);
+    if (p.starts) write_tiles(p, line, words, stash, STASH);
 #endif
     wait_for(p, COUNTED, p.lines);
     const struct Listing own = write_items(p, at);
     i32 *const to = p.tiles[at.side] + own.first;
 #if SEVERAL
     if (p.starts && own.count > STASH)
-        write_tiles(p, line, to, own.count);
+        write_tiles(p, line, words_at(line.words, line.count, threadIdx.x), to, own.count);
     else if (p.starts)
         for (i32 i = threadIdx.x; i < own.count; i += THREADS) to[i] = stash[i];
     else
