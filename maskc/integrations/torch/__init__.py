@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -197,10 +196,7 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
 def _score_option(score: Any) -> dict[str, Any]:
     """The argument of `find` for a formula, without its tensors: calls pass them, and equal
     formulas share a compiled mask."""
-    if score is None:
-        return {}
-    inputs = score.inputs.without_tensors
-    return {"score": score if inputs is score.inputs else replace(score, inputs=inputs)}
+    return {} if score is None else {"score": score.without_tensors}
 
 
 def captured_by(score: Any) -> dict[str, Any]:
