@@ -20,7 +20,6 @@ import numpy as np
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
 from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
-
 Seen = tuple[int, object, object]
 """(address of an array, a counter of writes to it, its layout with dtype and device). If writes are
 not counted, the counter is an object that equals nothing else."""

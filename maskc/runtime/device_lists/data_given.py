@@ -127,7 +127,9 @@ class Reader:
         watched = Watched.of(asked.data, asked.held)
         checked = asked if os.environ.get("MASKC_CHECK") == "1" else None
         sources = tuple(by_name[name] for name in self._arrays)
-        order = watched and watched.order_of([source.array for source in sources])
+        order = None
+        if watched is not None:
+            order = watched.order_of([source.array for source in sources])
         return Given(sources, watched, order, checked)
 
     def _inside(

@@ -124,9 +124,9 @@ class Watched:
             arrays.append(weakref.ref(one))  # the same reference for the same array
             places.append(seen[0])
             versions.append(seen[1])
-        if versions == self._versions and places == self.places:
-            if [*map(id, arrays)] == [*map(id, self._arrays)]:
-                return self
+        written = versions != self._versions or places != self.places
+        if not written and [*map(id, arrays)] == [*map(id, self._arrays)]:
+            return self
         return Watched(form, arrays, places, versions)
 
     def same(self, other: Watched) -> bool:

@@ -1,6 +1,6 @@
 // Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
-// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries, entry, Stretch, Ends,
-// ends_of, document_of, bounds_at.
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries, entry, Stretch,
+// Ends, ends_of, document_of, bounds_at.
 
 // How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
