@@ -1,33 +1,35 @@
 // Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
-// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries, entry, Stretch,
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries_at, entry, Stretch,
 // Ends, ends_of, document_of, bounds_at.
 
 // How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
 
-// Converts elements after all of them have been loaded, so that a thread waits for memory once.
-template <class T, int COUNT>
-FN void load_each(const void *from, const i64 (&place)[COUNT], i64 (&to)[COUNT]) {
-    T loaded[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) loaded[i] = ((const T *)from)[place[i]];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) to[i] = loaded[i];
-}
+// Elements of any type, without branches: a block runs this code once or twice, so its time is that
+// of fetching the instructions. Loads the aligned word that holds an element, and cuts it out.
 template <int COUNT>
 FN void elements(const struct Lists &p, i32 slot, const i64 (&place)[COUNT], i64 (&to)[COUNT]) {
-    const void *const from = p.source[slot];
-    switch (p.source_code[slot]) {
-    case 0: return load_each<unsigned char>(from, place, to);
-    case 1: return load_each<signed char>(from, place, to);
-    case 2: return load_each<short>(from, place, to);
-    case 3: return load_each<i32>(from, place, to);
+    typedef unsigned long long u64;
+    const i32 code = p.source_code[slot];
+    const i32 log_bytes = max_i32(code - 1, 0), unused = code < 2 ? 24 : code == 2 ? 16 : 0;
+    u32 low[COUNT], high[COUNT] = {}, shift[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const u64 at = (u64)p.source[slot] + ((u64)place[i] << log_bytes);
+        const u32 *const word = (const u32 *)(at & ~3ull);
+        low[i] = word[0], shift[i] = 8 * (u32)(at & 3);
+        if (code == 4) high[i] = word[1];
     }
-    load_each<i64>(from, place, to);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const u32 top = low[i] >> shift[i] << unused;
+        const i32 value = code ? (i32)top >> unused : (i32)(top >> unused);
+        to[i] = code == 4 ? (i64)((u64)high[i] << 32 | low[i]) : value;
+    }
 }
 template <int COUNT>
-FN void entries(const struct Lists &p, i32 slot, i32 batch, const i32 (&index)[COUNT],
-                i64 (&to)[COUNT]) {
+FN void entries_at(const struct Lists &p, i32 slot, i32 batch, const i32 (&index)[COUNT],
+                   i64 (&to)[COUNT]) {
     i64 place[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
@@ -37,7 +39,7 @@ FN void entries(const struct Lists &p, i32 slot, i32 batch, const i32 (&index)[C
 FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
     const i32 one[1] = {index};
     i64 found[1];
-    entries(p, slot, batch, one, found);
+    entries_at(p, slot, batch, one, found);
     return found[0];
 }
 // Document ids of queries past the last document. Keys there get this plus 1, so that no query sees

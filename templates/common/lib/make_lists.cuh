@@ -112,15 +112,18 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
         const i32 i = turn + threadIdx.x;
-        i32 count = 0, all;
+        i32 at = 0, end = 0, all;
         if (turn) words = words_at(line.words, line.count, i);
-        if (i < line.count) hand_tiles(keys, words, [&](i32) { count++; });
-        i32 at = before + block_before(count, all);
-        if (count)
-            hand_tiles(keys, words, [&](i32 word) {
-                if (at < room) to[at] = word;
-                at++;
-            });
+#pragma unroll 1  // first count, then write: the same instructions
+        for (i32 pass = 0; pass < 2; pass++) {
+            if (i < line.count)
+                hand_tiles(keys, words, [&](i32 word) {
+                    if (at < end) to[at] = word;
+                    at++;
+                });
+            if (pass) break;
+            at = before + block_before(at, all), end = room;
+        }
         before += all;
     }
 }
@@ -156,28 +159,31 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 }
 FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
+    const struct Ranks ranks = ranks_of(p, at);
 #if SEVERAL
     __shared__ i32 stash[STASH];
     const struct Words words = words_at(line.words, line.count, threadIdx.x);
     wait_for(p, READ, p.reading_blocks);
-    if (p.starts) write_tiles(p, line, words, stash, STASH);
+    if (p.starts) {
+        i32 *to = stash, room = STASH;
+#pragma unroll 1  // the second turn is for lines that do not fit the stash
+        for (;;) {
+            write_tiles(p, line, words, to, room);
+            if (to != stash) return;
+            wait_for(p, COUNTED, p.lines);
+            const struct Listing own = write_items(p, at, ranks);
+            to = p.tiles[at.side] + own.first, room = own.count;
+            if (room > STASH) continue;
+            for (i32 i = threadIdx.x; i < room; i += THREADS) to[i] = stash[i];
+            return;
+        }
+    }
 #endif
     wait_for(p, COUNTED, p.lines);
-#if !SEVERAL  // loaded before the sums of counts, so that the block waits once for both
+    // Loaded before the sums of counts, so that the block waits once for both
     const struct Marked marked = marked_at(line, threadIdx.x / 32);
-#endif
-    const struct Listing own = write_items(p, at);
-    i32 *const to = p.tiles[at.side] + own.first;
-#if SEVERAL
-    if (p.starts && own.count > STASH)
-        write_tiles(p, line, words_at(line.words, line.count, threadIdx.x), to, own.count);
-    else if (p.starts)
-        for (i32 i = threadIdx.x; i < own.count; i += THREADS) to[i] = stash[i];
-    else
-        write_marked(line, marked_at(line, threadIdx.x / 32), to);
-#else
-    write_marked(line, marked, to);
-#endif
+    const struct Listing own = write_items(p, at, ranks);
+    write_marked(line, marked, p.tiles[at.side] + own.first);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

@@ -106,7 +106,7 @@ FN bool read_part(const struct Lists &p, i32 block) {
     while (number + 1 < READINGS && block >= p.first_block[number + 1]) number++;
     const struct Reading own = reading_at(number);
     block -= p.first_block[number];
-    const bool wrong =
-        own.side >= 0 ? read_tokens(p, own, block) : read_chunk(p, own.slot, block);
+    const bool wrong = READS_CHUNKS && own.side < 0 ? read_chunk(p, own.slot, block)
+                                                    : read_tokens(p, own, block);
     return __syncthreads_or(wrong);
 }

@@ -63,7 +63,7 @@ FN struct Near entries_near(const struct Lists &p, const struct Stretch &at,
     const i32 places[6] = {token, max_i32(token - 1, 0), at.first, at.end - 1,
                            max_i32(min_i32(begin.probe(), last), 0), min_i32(end.probe(), last)};
     i64 x[6];
-    entries(p, at.slot, at.batch, places, x);
+    entries_at(p, at.slot, at.batch, places, x);
     return {x[0] != x[1], x[0] < x[1], x[2], x[3], {x[4], x[5]}};
 }
 // Beginning and end of documents: whichever search is open goes on.
@@ -74,7 +74,7 @@ FN void search_ends(const struct Lists &p, const struct Stretch &at, struct Near
         if (!first) {
             const i32 places[2] = {max_i32(min_i32(begin.probe(), last), 0),
                                    min_i32(end.probe(), last)};
-            entries(p, at.slot, at.batch, places, near.probes);
+            entries_at(p, at.slot, at.batch, places, near.probes);
         }
         i32 before[2] = {begin.inside() && near.probes[0] < near.first,
                          end.inside() && near.probes[1] <= near.last};
