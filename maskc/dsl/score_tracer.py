@@ -11,8 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,12 +72,6 @@ class Score:
     def formula(self) -> S.Formula:
         """The part of the score that plans and kernels use."""
         return self.inputs.formula
-
-    @cached_property
-    def without_tensors(self) -> Score:
-        """This score without captured tensors of torch, for calls that pass them."""
-        inputs = self.inputs.without_tensors
-        return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def __repr__(self) -> str:
         hidden = "" if self.mask is None else f", which hides all but {self.mask!r}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -196,7 +197,14 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
 def _score_option(score: Any) -> dict[str, Any]:
     """The argument of `find` for a formula, without its tensors: calls pass them, and equal
     formulas share a compiled mask."""
-    return {} if score is None else {"score": score.without_tensors}
+    if score is None:
+        return {}
+    bare = vars(score).get("_bare")
+    if bare is None:
+        inputs = score.inputs.without_tensors
+        bare = score if inputs is score.inputs else replace(score, inputs=inputs)
+        vars(score)["_bare"] = bare
+    return {"score": bare}
 
 
 def captured_by(score: Any) -> dict[str, Any]:
