@@ -20,7 +20,8 @@ struct Listing {
 
 // The first of the owners that share the cache with one.
 FN i32 first_beside(const struct Lists &p, i32 owner) {
-    return owner / p.group_owners * p.group_owners;
+    const i32 group = max_i32(p.group_owners, 1);  // 0 if items are planned
+    return owner / group * group;
 }
 
 // Sums over other lines.
@@ -35,9 +36,10 @@ struct Ranks {
     i32 batch, head, begin;   // of the line, and the first of the owners beside the thread's first
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
-    const i32 tiles = p.tile_count[at.side], group = at.list / p.group_lists * p.group_lists;
+    const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
+    const i32 group = at.list / lists * lists;
     const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
-    return {group, min_i32(group + p.group_lists, p.lists), group + list,
+    return {group, min_i32(group + lists, p.lists), group + list,
             (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
             batch, at.list - batch * p.heads, first_beside(p, threadIdx.x)};
 }
