@@ -19,7 +19,7 @@ struct Listing {
 #include "common/lib/list_parts.cuh"
 
 // The first of the owners that share the cache with one.
-FN i32 first_beside(const struct Lists &p, i32 owner) {
+FN i32 first_sharing(const struct Lists &p, i32 owner) {
     const i32 group = max_i32(p.group_owners, 1);  // 0 if items are planned
     return owner / group * group;
 }
@@ -33,7 +33,7 @@ struct Ranks {
     i32 group, behind;        // lists that share the cache
     i32 list, tile;           // the thread's first line among them
     i32 lists_on, tiles_on;   // from one of its lines to the next
-    i32 batch, head, begin;   // of the line, and the first of the owners beside the thread's first
+    i32 batch, head, begin;   // of the line, and the first owner that shares the cache
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
@@ -41,7 +41,7 @@ FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
     return {group, min_i32(group + lists, p.lists), group + list,
             (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
-            batch, at.list - batch * p.heads, first_beside(p, threadIdx.x)};
+            batch, at.list - batch * p.heads, first_sharing(p, threadIdx.x)};
 }
 
 // Adds the tiles, and the lines without tiles, that come before in the line's own list.
@@ -102,7 +102,7 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
             shared[1] = make_int4(0, 0, 0, 0);
         }
         owner += THREADS;
-        if (owner < p.owners) begin = first_beside(p, owner);
+        if (owner < p.owners) begin = first_sharing(p, owner);
     }
 }
 

@@ -191,8 +191,8 @@ FN struct Words words_at(const i32 *words, i32 count, i32 i) {
     return near;
 }
 // Passes on the words of the live tiles of a candidate, in ascending order: for a live tile column,
-// all tiles that begin there; and the tile that reaches into it from a dead column. Some ids between
-// the least and the greatest may be absent; such a tile stays, and its pairs are tested.
+// all tiles that begin there; and the tile that reaches into it from a dead column. Some ids
+// between the least and the greatest may be absent; such a tile stays, and its pairs are tested.
 template <class Hand>
 FN void hand_tiles(const struct Segments &keys, const struct Words &words, const Hand &hand) {
     const i32 word = words.own, column = word >> 1, before = words.before, after = words.after;
