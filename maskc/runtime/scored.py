@@ -105,16 +105,31 @@ class _Remembered(NamedTuple):
     """Tables: number of the slot, and name in the data of a call."""
     rest: tuple[str, ...]
     """The data of the mask."""
+    blocks: dict[tuple[int, ...], bytes]
+    """The blocks of the latest calls, by the addresses of tables."""
 
     def opened(self, call: AttentionCall) -> OpenedCall:
         """Fill in the block for a call."""
-        data, block = call.data, bytearray(self.block)
-        for number, name in self.read:
-            _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, data[name].data_ptr())
-        rest = {name: data[name] for name in self.rest}
-        return OpenedCall(call.with_data(rest), bytes(block), data)
+        data = call.data
+        places = tuple([data[name].data_ptr() for _, name in self.read])
+        block = self.blocks.get(places)
+        if block is None:
+            block = self._filled(places)
+        rest = {name: data[name] for name in self.rest} if self.rest else _NOTHING
+        return OpenedCall(call.with_data(rest), block, data)
+
+    def _filled(self, places: tuple[int, ...]) -> bytes:
+        """The block for tables at these addresses."""
+        block = bytearray(self.block)
+        for (number, _), place in zip(self.read, places, strict=True):
+            _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, place)
+        if len(self.blocks) >= _MOST_TEMPLATES:
+            self.blocks.clear()
+        made = self.blocks[places] = bytes(block)
+        return made
 
 
+_NOTHING: Mapping[str, Any] = {}
 _ADDRESS, _TABLES = struct.Struct("Q"), SCORE.score_table.offset
 
 
@@ -253,7 +268,7 @@ class ScoreReader:
             read.append((number, name))
         if len(self._known) >= _MOST_TEMPLATES:
             self._known.clear()
-        self._known[key] = _Remembered(block, tuple(read), tuple(rest))
+        self._known[key] = _Remembered(block, tuple(read), tuple(rest), {})
 
     def wanted(self, call: AttentionCall) -> Sequence[str]:
         """Tables whose gradients a backward pass gives."""
@@ -337,7 +352,8 @@ class ScoreReader:
             return known[2]
         torch, dtype = torch_of(x), _dtype(x)
         waits = x.is_cuda and torch.cuda.is_current_stream_capturing() if torch else False
-        if torch is None or seen is None or dtype == "uint64" or waits:
+        uncounted = seen is None or type(seen[1]) is not int
+        if torch is None or uncounted or dtype == "uint64" or waits:
             raise IntegersUnread(name, dtype, at=name)
         whole = x.detach().long()
         if whole.numel():

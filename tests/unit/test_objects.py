@@ -344,6 +344,9 @@ def test_formulas_are_pickled_without_their_hashes():
     formula = expr.floordiv(expr.Sym("q"), 3)
     assert hash(formula) == hash(expr.floordiv(expr.Sym("q"), 3))
     assert {*vars(pickle.loads(pickle.dumps(formula)))} == {"num", "den"}
+    mask = mc.causal() & mc.flags("x")
+    assert hash(mask) == hash(mc.causal() & mc.flags("x")) != hash(mc.causal() | mc.flags("x"))
+    assert {*vars(pickle.loads(pickle.dumps(mask)))} == {"op", "left", "right", "loc"}
 
 
 def test_a_formula_that_nothing_changes_stays_the_same_object():
