@@ -40,7 +40,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.parameters import param
-from maskc.dsl.score_tracer import Score
+from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.inputs.call_data import times_of_parents
@@ -123,6 +123,7 @@ def paged(
     Raises:
         BadPages: an argument is out of range (MC464).
         NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
+        NotAScore: `score` is not a score formula (MC132).
         MaskcError: as `Mask.compile`.
     """
     if not isinstance(mask, Mask):
@@ -142,6 +143,7 @@ def paged(
         wanted = "'float8_e4m3fn', or None for that of q"
         raise BadPages("pool_dtype", wanted, repr(pool_dtype), at="pool_dtype")
     if score is not None:
+        score = as_score(score)
         if score.mask is not None:
             mask, score = mask & score.mask, Score(score.inputs)
         read = {x.name for x in E.walk(score.formula.logit) if isinstance(x, E.Sym)}
@@ -256,7 +258,8 @@ class PagedAttention:
 
         Raises:
             BadPages: an argument does not fit the others (MC464).
-            BadPageTable: with MASKC_CHECK=1, a table has an entry that is not a page (MC465).
+            BadPageTable: a sequence has more keys than its pages hold, or fewer keys than queries
+                (MC465). Arrays on a GPU are checked with MASKC_CHECK=1.
             DataMissing, DataUnknown: data are missing, or the mask does not name them (MC301,
                 MC302).
         """
@@ -369,7 +372,7 @@ class PagedAttention:
         tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
         plan.check_library(tensors)
         self._admit({**tensors, **of_heads, **tables})
-        if os.environ.get("MASKC_CHECK") == "1":
+        if _checks():
             plan.check(k_pool.shape[0])
             kind = None
         if not plan.tokens:
@@ -396,6 +399,10 @@ class PagedAttention:
         _has(out, (plan.tokens, self.heads[0], v_pool.shape[-1]), "out")
         if dtype_of(out) != dtype_of(q):
             raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
+        if torch_of(out) is not None:
+            if out.device != q.device:
+                raise BadPages("out", f"on {q.device}, as q", out.device, at="out")
+            _as_it_lies(out, "out")
 
     @cached_property
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
@@ -467,7 +474,9 @@ class PagedAttention:
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
         self._refuse_gradients({"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool, "q": q})
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
-        if os.environ.get("MASKC_CHECK") == "1":
+        if turn is not None and plan is not None:
+            plan.check_positions(int(turn.cosine.shape[0]))
+        if _checks():
             if plan is not None:
                 plan.check(k_pool.shape[0])
             _check_slots(slots, self.page_size)
@@ -598,6 +607,7 @@ class PagedAttention:
                     "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
                 )  # fmt: skip
                 raise BadPages(name, wanted, dtype_of(pool), at=name)
+            _as_it_lies(pool, name)
         if k_pool.shape[0] != v_pool.shape[0]:
             wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
             raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
@@ -790,6 +800,9 @@ class PagedPlan:
         if isinstance(page_table, list) and any(hasattr(x, "shape") for x in page_table):
             wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
             raise BadPages("page_table", wanted, "a list of arrays", at="page_table")
+        if isinstance(page_table, tuple) and len(page_table) != 2:
+            wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
+            raise BadPages("page_table", wanted, f"{len(page_table)} arrays", at="page_table")
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
@@ -837,14 +850,18 @@ class PagedPlan:
 
         Args:
             page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data: as in `PagedAttention.plan`.
+                Parameters that are left out keep their values. A CUDA graph keeps those of its
+                capture.
 
         Raises:
             BadPages: an array has another shape (MC464).
+            BadPageTable: as in `PagedAttention.plan` (MC465).
         """
         places = self._places(page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data)
-        if places is not None and places == self._filled:
+        if places is not None and places == self._filled and not _checks():
             self._fill(None)
             return
+        params = _parameters(self.paged, data)
         lengths = self._sequence_queries
         if lengths is not None and not (type(seq_lens_q) is int and seq_lens_q == lengths):
             wanted = f"{lengths}, the queries of every sequence of this plan"
@@ -858,6 +875,9 @@ class PagedPlan:
         self._filled = None
         self._fill(given)
         self._filled = places
+        if params and params != self._params:
+            self._params = self._params | params
+            vars(self).pop("parts", None)
 
     # -------------------------------------------------------------- what a step is
 
@@ -883,9 +903,9 @@ class PagedPlan:
         sequence."""
         return self._state["token_position"]
 
-    def _take(self, x: Any, name: str, rank: int) -> Any:
+    def _take(self, x: Any, name: str, rank: int, flags: bool = False) -> Any:
         """Integers of so many dimensions where the plan is made: a tensor on the GPU, or int64 of
-        NumPy.
+        NumPy; with `flags` also booleans.
 
         Raises:
             BadPages: no integers, another rank, or another device.
@@ -896,10 +916,11 @@ class PagedPlan:
             raise BadPages(name, f"on {self._device}, as the page table", x.device, at=name)
         if self._kernels is None:
             tensor_of: Any = x.numpy() if tensor else np.asarray(x)
-            whole = tensor_of.dtype.kind in "biu"
+            whole = tensor_of.dtype.kind in ("biu" if flags else "iu")
         else:
             tensor_of = x if tensor else torch.as_tensor(np.asarray(x)).to(self._device)
             whole = not (tensor_of.is_floating_point() or tensor_of.is_complex())
+            whole = whole and (flags or tensor_of.dtype != torch.bool)
         if not whole or len(tensor_of.shape) != rank:
             wanted = f"integers of {rank} dimension{'s' * (rank != 1)}"
             raise BadPages(name, wanted, f"{x.dtype if hasattr(x, 'dtype') else type(x).__name__} "
@@ -909,9 +930,7 @@ class PagedPlan:
     def _most_keys(self, page_table: Any, most: int | None) -> int:
         size = self.paged.page_size
         if most is not None:
-            if type(most) is not int or most < 0:
-                raise BadPages("max_seqlen_kv", "an integer from 0 on", most, at="max_seqlen_kv")
-            return most
+            return _count(most, "max_seqlen_kv")
         if not isinstance(page_table, tuple):
             return int(self._take(page_table, "page_table", 2).shape[1]) * size
         if not self._on_host:
@@ -986,7 +1005,7 @@ class PagedPlan:
             given = given[array.part % 2]
         if not hasattr(given, "shape"):
             given = np.asarray(given)
-        values = self._take(given, name, len(given.shape))
+        values = self._take(given, name, len(given.shape), flags=True)
         shape = (self._sizes.sequences, self.max_seqlen_kv)
         if tuple(values.shape) not in (shape, shape[1:]):
             raise BadPages(name, f"of shape {list(shape)} or {list(shape[1:])}: an entry per token",
@@ -1057,6 +1076,8 @@ class PagedPlan:
         """
         if self._kernels is not None:
             if given is not None:
+                if _checks():
+                    self._checked_on_host(given)
                 self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
         elif given is not None:
@@ -1143,18 +1164,61 @@ class PagedPlan:
         state["key_count"][...] = self._shared_keys
         state["first_page"][...] = arrays["spans"][0, 0]
 
-    def _fill_on_host(self, given: _Given) -> None:
-        sizes = self._sizes
+    def _checked_on_host(self, given: _Given) -> tuple[np.ndarray, PageLists]:
+        """Return where the queries of each sequence begin, and its pages, after a check.
+
+        Raises:
+            BadPages, BadPageTable: lengths do not fit each other, the plan or the pages.
+        """
+        sizes, lens_kv, table = self._sizes, _numpy(given.lens_kv), _numpy(given.table)
         if given.lens_q is None:
             starts = np.arange(sizes.sequences + 1) * sizes.sequence_queries
         elif given.cumulative:
-            starts = given.lens_q
+            starts = _numpy(given.lens_q)
         else:
-            starts = np.concatenate([[0], np.cumsum(given.lens_q)])
+            starts = np.concatenate([[0], np.cumsum(_numpy(given.lens_q))])
+        name = "cu_seqlens_q" if given.cumulative else "seq_lens_q"
+        lens_q = np.diff(starts)
+        if lens_q.min(initial=0) < 0 or starts[0] < 0:
+            wanted = "ascending" if given.cumulative else "integers from 0 on"
+            raise BadPages(name, wanted, _numpy(given.lens_q).tolist(), at=name)
+        if starts[-1] > sizes.tokens:
+            wanted = f"at least {starts[-1]}, where {name} ends"
+            raise BadPages("total_q", wanted, sizes.tokens, at="total_q")
+        if not sizes.whole and int((-(-lens_q // sizes.block)).sum()) > sizes.blocks:
+            wanted = f"at least {lens_q.max()}, the longest of {name}"
+            raise BadPages("max_seqlen_q", wanted, sizes.block, at="max_seqlen_q")
         if given.starts is None:
-            pages = PageLists.of_rows(given.table)
+            pages = PageLists.of_rows(table)
         else:
-            pages = PageLists.of_lists(given.starts, given.table)
+            ends = _numpy(given.starts)
+            if np.diff(ends).min(initial=0) < 0 or ends[0] < 0 or ends[-1] > len(table):
+                wanted = f"ascending, from 0 on, to {len(table)} at most, the entries"
+                raise BadPages("kv_indptr", wanted, ends.tolist(), at="kv_indptr")
+            pages = PageLists.of_lists(ends, table)
+        if lens_kv.min(initial=0) < 0:
+            raise BadPages("seq_lens_kv", "integers from 0 on", lens_kv.tolist(), at="seq_lens_kv")
+        self._check_room(lens_kv, pages.end - pages.first)
+        short = np.flatnonzero((lens_q > lens_kv) & (lens_kv > 0))
+        if len(short):
+            queries, keys = lens_q[short[0]], lens_kv[short[0]]
+            finding = f"{queries} queries and {keys} keys, among which are those of its queries"
+            raise BadPageTable(short[0], finding, at="seq_lens_kv")
+        return starts, pages
+
+    def _check_room(self, lens_kv: np.ndarray, pages: np.ndarray) -> None:
+        """Raise BadPageTable for a sequence with more keys than the plan or its pages hold."""
+        room = np.minimum(self.max_seqlen_kv, pages * self.paged.page_size)
+        for sequence in np.flatnonzero(lens_kv > room)[:1].tolist():
+            finding = f"{lens_kv[sequence]} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
+            if room[sequence] < self.max_seqlen_kv:
+                held = f"its {pages[sequence]} pages hold {room[sequence]}"
+                finding = f"{lens_kv[sequence]} keys, and {held}"
+            raise BadPageTable(sequence, finding, at="seq_lens_kv")
+
+    def _fill_on_host(self, given: _Given) -> None:
+        sizes = self._sizes
+        starts, pages = self._checked_on_host(given)
         arrays = self.paged.placed.arrays
         data = [
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
@@ -1334,16 +1398,11 @@ class PagedPlan:
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
         free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
-        for sequence, ((first, end), keys) in enumerate(
+        self._check_room(used, spans[:, 1] - spans[:, 0])
+        for sequence, ((first, _), keys) in enumerate(
             zip(spans.tolist(), used.tolist(), strict=True)
         ):
             count = -(-keys // self.paged.page_size)
-            room = min(self.max_seqlen_kv, (end - first) * self.paged.page_size)
-            if keys > room:
-                finding = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
-                if room < self.max_seqlen_kv:
-                    finding = f"{keys} keys, and its {end - first} pages hold {room}"
-                raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
             shared = entries[spans[0, 0] :][: self._shared_keys // self.paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
@@ -1357,6 +1416,20 @@ class PagedPlan:
                     raise PageFreed(sequence, index, page, at="page_table")
                 seen[page] = index
 
+    def check_positions(self, count: int) -> None:
+        """Check that tables of a rotary embedding have so many positions; positions on a GPU are
+        read with MASKC_CHECK=1 only.
+
+        Raises:
+            BadPages: they have fewer (MC464).
+        """
+        if self._kernels is not None and not _checks():
+            return
+        last = int(_numpy(self.positions).max(initial=-1))
+        if last >= count:
+            wanted = f"tables of at least {last + 1} positions, as the plan has them"
+            raise BadPages("rotary", wanted, count, at="rotary")
+
     def check_slots(self) -> None:
         """Read the slots of new rows on the host, which waits for the GPU, and check them.
 
@@ -1364,6 +1437,11 @@ class PagedPlan:
             SlotTwice: two rows go to one slot (MC663).
         """
         _check_slots(self.slots, self.paged.page_size)
+
+
+def _checks() -> bool:
+    """Whether the host reads arrays of a GPU and checks them."""
+    return os.environ.get("MASKC_CHECK") == "1"
 
 
 def _check_slots(slots: Any, size: int) -> None:
@@ -1381,6 +1459,8 @@ def _kind_of(
     """Everything that the launch of a layer depends on, except where its tensors lie; None for a
     call that torch must see."""
     if not type(q) is type(k_pool) is type(v_pool) is torch.Tensor or has_modes(torch):
+        return None
+    if q.is_neg() or k_pool.is_neg() or v_pool.is_neg():
         return None
     is_trained = q.requires_grad or k_pool.requires_grad or v_pool.requires_grad
     if is_trained and torch.is_grad_enabled():
@@ -1439,6 +1519,13 @@ def _rounded(keys: int) -> int:
     return -(-keys // _ROUNDED) * _ROUNDED
 
 
+def _as_it_lies(x: Any, name: str) -> None:
+    """Raise BadPages for memory with the other sign than its tensor, which kernels do not see."""
+    if torch_of(x) is not None and x.is_neg():
+        wanted = "a tensor without the negative bit: call resolve_neg()"
+        raise BadPages(name, wanted, "one with it", at=name)
+
+
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:
     if tuple(x.shape) != shape:
         raise BadPages(name, f"of shape {list(shape)}", list(x.shape), at=name)
@@ -1489,6 +1576,8 @@ def _known_lengths(
         if seq_lens_q < 0:
             raise BadPages("seq_lens_q", "an integer from 0 on", seq_lens_q, at="seq_lens_q")
         return _Lengths(sequences, seq_lens_q, sequences * seq_lens_q, seq_lens_q)
+    total = None if total is None else _count(total, "total_q")
+    most = None if most is None else _count(most, "max_seqlen_q")
     if total is None or most is None:
         given = seq_lens_q if cu_seqlens_q is None else cu_seqlens_q
         if not on_host and getattr(getattr(given, "device", None), "type", "cpu") != "cpu":
@@ -1500,6 +1589,13 @@ def _known_lengths(
         total = int(lens.sum()) if total is None else total
         most = int(lens.max(initial=0)) if most is None else most
     return _Lengths(sequences, 0, total, most)
+
+
+def _count(x: Any, name: str) -> int:
+    """Return an integer from 0 on, or raise BadPages."""
+    if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < 0:
+        raise BadPages(name, "an integer from 0 on", repr(x), at=name)
+    return int(x)
 
 
 def _parameters(paged: PagedAttention, data: Mapping[str, Any]) -> dict[str, Any]:

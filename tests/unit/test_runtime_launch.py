@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cached_property
 
 import numpy as np
 import pytest
 
+import maskc as mc
+from maskc.core.forks import new_lock
+from maskc.ir import sets
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch import cpu as launch_cpu
 from tests.support.bundles import bundle
@@ -122,6 +126,52 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(monkeypatch):
     _, status = os.waitpid(child, 0)
     deadline.cancel()
     assert status == 0
+
+
+class Slow:
+    """Has a property that another thread computes."""
+
+    @cached_property
+    def value(self) -> int:
+        self.begun.set()
+        self.end.wait()
+        return 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_finds_all_locks_open(monkeypatch):
+    """Another thread holds them during the fork, which waits for isl."""
+    begun, end, locks, in_isl = threading.Event(), threading.Event(), [new_lock()], []
+    Slow.begun, Slow.end = begun, end
+    monkeypatch.setattr("maskc.core.forks.Slow", Slow, raising=False)
+
+    def hold():
+        with locks[0], sets.LOCK:
+            in_isl.append(1)
+            threading.Timer(0.2, end.set).start()
+            Slow().value  # noqa: B018
+            in_isl.clear()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        end.set()
+        os._exit(
+            0
+            if locks[0].acquire(timeout=5) and sets.LOCK.acquire(timeout=5) and not in_isl
+            and mc.window(9).count(50) == 455 and Slow().value == 3
+            else 1
+        )  # fmt: skip
+    deadline = threading.Timer(30, os.kill, (child, 9))
+    deadline.start()
+    _, status = os.waitpid(child, 0)
+    deadline.cancel()
+    thread.join(30)
+    assert status == 0
+    assert not thread.is_alive()
 
 
 def test_a_library_is_loaded_from_a_folder_nobody_else_can_enter(monkeypatch):
