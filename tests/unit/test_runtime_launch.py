@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from functools import cached_property
 
 import numpy as np
@@ -133,45 +134,46 @@ class Slow:
 
     @cached_property
     def value(self) -> int:
-        self.begun.set()
-        self.end.wait()
-        return 3
+        return self.compute()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_finds_all_locks_open(monkeypatch):
-    """Another thread holds them during the fork, which waits for isl."""
-    begun, end, locks, in_isl = threading.Event(), threading.Event(), [new_lock()], []
-    Slow.begun, Slow.end = begun, end
+    """Other threads hold them during the fork, which waits for isl alone."""
     monkeypatch.setattr("maskc.core.forks.Slow", Slow, raising=False)
+    lock, in_isl, begun, end = new_lock(), [], threading.Barrier(3), threading.Event()
 
-    def hold():
-        with locks[0], sets.LOCK:
-            in_isl.append(1)
-            threading.Timer(0.2, end.set).start()
-            Slow().value  # noqa: B018
+    def compute():
+        with lock:
+            begun.wait()
+            end.wait()
+        return 3
+
+    def use_isl():
+        with sets.LOCK:
+            in_isl.append(True)
+            begun.wait()
+            time.sleep(0.2)
             in_isl.clear()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
+    Slow.compute = staticmethod(compute)
+    threads = [threading.Thread(target=x) for x in (lambda: Slow().value, use_isl)]
+    for thread in threads:
+        thread.start()
     begun.wait()
     child = os.fork()
     if child == 0:
-        end.set()
-        os._exit(
-            0
-            if locks[0].acquire(timeout=5) and sets.LOCK.acquire(timeout=5) and not in_isl
-            and mc.window(9).count(50) == 455 and Slow().value == 3
-            else 1
-        )  # fmt: skip
-    deadline = threading.Timer(30, os.kill, (child, 9))
-    deadline.start()
+        threading.Timer(20, os._exit, (2,)).start()
+        Slow.compute = staticmethod(lambda: 3)
+        opened = lock.acquire(timeout=5) and sets.LOCK.acquire(timeout=5) and not in_isl
+        os._exit(0 if opened and Slow().value == 3 and mc.window(9).count(50) == 455 else 1)
     _, status = os.waitpid(child, 0)
-    deadline.cancel()
-    thread.join(30)
+    end.set()
+    for thread in threads:
+        thread.join(30)
     assert status == 0
-    assert not thread.is_alive()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_library_is_loaded_from_a_folder_nobody_else_can_enter(monkeypatch):
