@@ -44,6 +44,7 @@ from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.inputs.call_data import times_of_parents
+from maskc.layout.inputs.host import check_int32
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.autograd import has_modes, is_compiling, needs_torch
@@ -294,6 +295,13 @@ class PagedAttention:
             raise BadPages("page_table", "[S, W], or a pair of vectors", shapes, at="page_table")
         pages = PageLists.of_lists(*tables) if len(tables) > 1 else PageLists.of_rows(*tables)
         _has(lens, pages.first.shape, "seq_lens_kv")
+        for name, x in (("page_table", tables[-1]), ("seq_lens_kv", lens)):
+            if x.dtype.kind not in "iu":
+                raise BadPages(name, "integers", x.dtype, at=name)
+        room = (pages.end - pages.first) * self.page_size
+        if (lens < 0).any() or (lens > room).any():
+            wanted = f"from 0 on and at most {room.tolist()}, which the pages hold"
+            raise BadPages("seq_lens_kv", wanted, lens.tolist(), at="seq_lens_kv")
         counts = np.minimum(-(-lens // self.page_size), pages.end - pages.first)
         width = int(np.sort(counts)[-2]) if len(counts) > 1 else 0
         if width <= 0:
@@ -451,6 +459,11 @@ class PagedAttention:
         heads, kv_heads = self.heads
         if plan is not None:
             self._check_plan(plan)
+            rows = {"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool}
+            plan.check_library(rows if q is None else {**rows, "q": q})
+        if interleaved and rotary is None:
+            raise BadPages("interleaved", "left out without rotary", repr(interleaved),
+                           at="interleaved")  # fmt: skip
         self._check_pools(k_pool, v_pool)
         slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
@@ -502,6 +515,9 @@ class PagedAttention:
             wanted = "left out with slots, which have no positions"
             raise BadPages("rotary", wanted, type(rotary).__name__, at="rotary")
         place = getattr(slots, "device", None), getattr(k, "device", None)
+        if not hasattr(slots, "shape"):
+            kind = type(slots).__name__
+            raise BadPages("slots", "an int64 array of one dimension", kind, at="slots")
         if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
             wanted = f"int64 of one dimension on {place[1]}, as k"
             kind = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
@@ -1077,7 +1093,7 @@ class PagedPlan:
         if self._kernels is not None:
             if given is not None:
                 if _checks():
-                    self._checked_on_host(given)
+                    self._check_step(given, *self._read_by_host(given))
                 self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
         elif given is not None:
@@ -1162,23 +1178,38 @@ class PagedPlan:
             state[key][...] = where(inside & real[rows], of_token[rows], nothing)
         state["is_real"][...] = real
         state["key_count"][...] = self._shared_keys
-        state["first_page"][...] = arrays["spans"][0, 0]
+        used, spans = arrays["used"], arrays["spans"]  # the longest sequence has entries for all
+        if self._torch is None:
+            state["first_page"][...] = spans[used.argmax(), 0]
+        else:
+            state["first_page"][...] = spans[:, 0].index_select(0, used.argmax(0, keepdim=True))
 
-    def _checked_on_host(self, given: _Given) -> tuple[np.ndarray, PageLists]:
-        """Return where the queries of each sequence begin, and its pages, after a check.
-
-        Raises:
-            BadPages, BadPageTable: lengths do not fit each other, the plan or the pages.
-        """
-        sizes, lens_kv, table = self._sizes, _numpy(given.lens_kv), _numpy(given.table)
+    def _read_by_host(self, given: _Given) -> tuple[np.ndarray, np.ndarray, PageLists]:
+        """Return where the queries of each sequence begin, its keys, and its pages."""
+        sizes, table = self._sizes, _numpy(given.table)
         if given.lens_q is None:
             starts = np.arange(sizes.sequences + 1) * sizes.sequence_queries
         elif given.cumulative:
             starts = _numpy(given.lens_q)
         else:
             starts = np.concatenate([[0], np.cumsum(_numpy(given.lens_q))])
+        lists = (table,) if given.starts is None else (_numpy(given.starts), table)
+        pages = PageLists.of_rows(*lists) if len(lists) == 1 else PageLists.of_lists(*lists)
+        return starts, _numpy(given.lens_kv), pages
+
+    def _check_step(
+        self, given: _Given, starts: np.ndarray, lens_kv: np.ndarray, pages: PageLists
+    ) -> None:
+        """Check the numbers of a step on the host.
+
+        Raises:
+            BadPages, BadPageTable: lengths do not fit each other, the plan or the pages (MC464,
+                MC465).
+            DataRange: data leave 32 bits (MC305).
+            PageNotShared: shared keys lie in other pages (MC667).
+        """
+        sizes, lens_q = self._sizes, np.diff(starts)
         name = "cu_seqlens_q" if given.cumulative else "seq_lens_q"
-        lens_q = np.diff(starts)
         if lens_q.min(initial=0) < 0 or starts[0] < 0:
             wanted = "ascending" if given.cumulative else "integers from 0 on"
             raise BadPages(name, wanted, _numpy(given.lens_q).tolist(), at=name)
@@ -1188,14 +1219,11 @@ class PagedPlan:
         if not sizes.whole and int((-(-lens_q // sizes.block)).sum()) > sizes.blocks:
             wanted = f"at least {lens_q.max()}, the longest of {name}"
             raise BadPages("max_seqlen_q", wanted, sizes.block, at="max_seqlen_q")
-        if given.starts is None:
-            pages = PageLists.of_rows(table)
-        else:
-            ends = _numpy(given.starts)
-            if np.diff(ends).min(initial=0) < 0 or ends[0] < 0 or ends[-1] > len(table):
-                wanted = f"ascending, from 0 on, to {len(table)} at most, the entries"
-                raise BadPages("kv_indptr", wanted, ends.tolist(), at="kv_indptr")
-            pages = PageLists.of_lists(ends, table)
+        ends = np.zeros(1, int) if given.starts is None else _numpy(given.starts)
+        most = len(pages.entries)
+        if np.diff(ends).min(initial=0) < 0 or ends[0] < 0 or ends[-1] > most:
+            wanted = f"ascending, from 0 on, to {most} at most, the entries"
+            raise BadPages("kv_indptr", wanted, ends.tolist(), at="kv_indptr")
         if lens_kv.min(initial=0) < 0:
             raise BadPages("seq_lens_kv", "integers from 0 on", lens_kv.tolist(), at="seq_lens_kv")
         self._check_room(lens_kv, pages.end - pages.first)
@@ -1204,7 +1232,25 @@ class PagedPlan:
             queries, keys = lens_q[short[0]], lens_kv[short[0]]
             finding = f"{queries} queries and {keys} keys, among which are those of its queries"
             raise BadPageTable(short[0], finding, at="seq_lens_kv")
-        return starts, pages
+        for array, values in zip(self.paged.placed.arrays, given.data, strict=True):
+            if array.decl.kind is not DataKind.flags:
+                host = _numpy(values)
+                used = np.arange(host.shape[-1]) < lens_kv[:, None]
+                check_int32(array.decl.name, host[used if host.ndim > 1 else used.any(0)])
+        self._check_shared(pages, lens_kv)
+
+    def _check_shared(self, pages: PageLists, lens_kv: np.ndarray) -> None:
+        """Raise PageNotShared for a sequence with shared keys in other pages than the longest."""
+        size, entry = self.paged.page_size, np.arange(self._shared_keys // self.paged.page_size)
+        if not len(entry) or not len(lens_kv):
+            return
+        held = entry < -(-lens_kv // size)[:, None]
+        page = pages.entries[np.where(held, pages.first[:, None] + entry, 0)]
+        first = pages.first[lens_kv.argmax()]
+        shared = pages.entries[np.minimum(first + entry, len(pages.entries) - 1)]
+        for sequence, index in np.argwhere(held & (page != shared))[:1].tolist():
+            pair = int(page[sequence, index]), int(shared[index])
+            raise PageNotShared(sequence, index, *pair, at="page_table")
 
     def _check_room(self, lens_kv: np.ndarray, pages: np.ndarray) -> None:
         """Raise BadPageTable for a sequence with more keys than the plan or its pages hold."""
@@ -1218,13 +1264,14 @@ class PagedPlan:
 
     def _fill_on_host(self, given: _Given) -> None:
         sizes = self._sizes
-        starts, pages = self._checked_on_host(given)
+        starts, lens_kv, pages = self._read_by_host(given)
+        self._check_step(given, starts, lens_kv, pages)
         arrays = self.paged.placed.arrays
         data = [
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
             for array, x in zip(arrays, given.data, strict=True)
         ]
-        made = step_arrays(sizes, starts, given.lens_kv, pages, data)
+        made = step_arrays(sizes, starts, lens_kv, pages, data)
         for name, to in self._state.items():
             to = to if self._torch is None else to.numpy()
             to[...] = made[name]
@@ -1399,15 +1446,13 @@ class PagedPlan:
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
         free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
         self._check_room(used, spans[:, 1] - spans[:, 0])
+        self._check_shared(PageLists(entries, spans[:, 0], spans[:, 1]), used)
         for sequence, ((first, _), keys) in enumerate(
             zip(spans.tolist(), used.tolist(), strict=True)
         ):
             count = -(-keys // self.paged.page_size)
             seen: dict[int, int] = {}
-            shared = entries[spans[0, 0] :][: self._shared_keys // self.paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
-                if index < len(shared) and page != shared[index]:
-                    raise PageNotShared(sequence, index, page, shared[index], at="page_table")
                 if not 0 <= page < pages:
                     raise PageOutOfPool(sequence, index, page, pages - 1, at="page_table")
                 if page in seen:

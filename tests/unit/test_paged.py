@@ -147,6 +147,25 @@ def test_data_of_tokens():
         close(found, exact(pool, q, COUNTS, lambda s, h, rule=rule: rule(s)))
 
 
+def test_wide_integers_of_tokens():
+    """They are refused where a sequence has a token, and entries of pages are no pages."""
+    attn, pool = on_cpu(mc.causal() & mc.documents("d"), 16), Pool([20, 7], 16, 2, 16)
+    ids = np.zeros((2, 32), np.int64)
+    ids[:, 20:], q = 1 << 40, pool.queries([1, 1], 4)
+    table = np.where(np.arange(3) < [[2], [1]], pool.table.astype(np.int64), 1 << 40)
+    plan = attn.plan(table[:, :2], 1, pool.lengths, d=ids)
+    found = attn.run(q, pool.k_pool, pool.v_pool, plan)
+    close(found, exact(pool, q, [1, 1], lambda s, h: causal))
+    far = np.where(table == pool.table[0, 1], table + (1 << 32), table)  # as 32 bits it is a page
+    plan = attn.plan(far[:, :2], 1, pool.lengths, d=ids)
+    pool.k[0][16:], pool.v[0][16:] = 0, 0
+    found = attn.run(q, pool.k_pool, pool.v_pool, plan)
+    close(found, exact(pool, q, [1, 1], lambda s, h: causal))
+    ids[1, 6] = -(1 << 40)
+    with pytest.raises(MaskcError, match=r"MC305.*beyond 32 bits(.|\n)*renumber"):
+        plan.update(far[:, :2], 1, pool.lengths, d=ids)
+
+
 def _walk(parent):
     """Entry and exit times of a depth-first walk."""
     children = {i: np.flatnonzero(parent == i).tolist() for i in range(-1, len(parent))}
@@ -417,14 +436,15 @@ def test_updates_take_parameters(shared):
 
 
 def sharing(lengths, page, shared, **options):
-    """Sequences whose first keys are those of the first one, in its pages."""
+    """Sequences whose first keys are those of the longest one, in its pages."""
     pool = Pool(lengths, page, 2, options.pop("dim", 16), **options)
+    first = max(range(len(lengths)), key=lengths.__getitem__, default=0)
     for sequence, length in enumerate(lengths):
         n = min(shared, length)
-        pool.k[sequence][:n], pool.v[sequence][:n] = pool.k[0][:n], pool.v[0][:n]
+        pool.k[sequence][:n], pool.v[sequence][:n] = pool.k[first][:n], pool.v[first][:n]
         count = -(-n // page)
-        pool.table[sequence, :count] = pool.table[0, :count]
-        pool.indices[pool.indptr[sequence] :][:count] = pool.table[0, :count]
+        pool.table[sequence, :count] = pool.table[first, :count]
+        pool.indices[pool.indptr[sequence] :][:count] = pool.table[first, :count]
     return pool
 
 
@@ -433,7 +453,7 @@ def sharing(lengths, page, shared, **options):
 @pytest.mark.parametrize("lists", [False, True])
 def test_shared_keys_are_merged_with_all_others(name, counts, lists):
     """Sequences may also end among the shared keys, and begin their queries there."""
-    lengths, shared = [75, 0, 20, 60, 33, 49], 32
+    lengths, shared = [20, 0, 75, 60, 33, 49], 32
     counts = [min(x) for x in zip(counts, lengths, strict=True)]
     pool = sharing(lengths, 16, shared, layout="HND")
     sinks = np.array([0, 1, -2, 3], np.float32)
@@ -491,6 +511,9 @@ def test_shared_keys_are_found_on_the_host():
         ((table, table[:, 0].to("meta")), "seq_lens_kv must be on the host"),
         ((table[0], [9, 9]), r"page_table must be .S, W., or a pair of vectors"),
         ((table, [9]), r"seq_lens_kv must be of shape \[2\]"),
+        ((table, [9, 49]), r"seq_lens_kv must be from 0 on and at most \[48, 48\]"),
+        ((table, [9, -1]), "seq_lens_kv must be from 0 on"),
+        ((table, [9.0, 9.0]), "seq_lens_kv must be integers"),
     ):
         with pytest.raises(MaskcError, match=why):
             attn.shared_keys(*arguments)
@@ -508,11 +531,10 @@ def test_shared_keys_change_with_updates(monkeypatch):
         close(results, exact(pool, q, [1] * 3, lambda s, h: causal))
     other = pools[0].table.copy()
     other[1, 1] = other[1, 2]
-    plan.update(other, 1, pools[0].lengths)
     with pytest.raises(
         BadPageTable, match=r"MC667.*sequence 1: entry 1 .* shared keys are in page"
     ):
-        attn.run(q, pools[0].k_pool, pools[0].v_pool, plan)
+        plan.update(other, 1, pools[0].lengths)
     for shared, why in (
         (12, "a multiple of page_size=8"),
         (-8, "a multiple"),
@@ -728,6 +750,8 @@ def test_what_append_refuses():
         ((rows, rows), {"rotary": (angle, angle[1:])}, "rotary must be"),
         ((rows, rows), {"rotary": (angle[:3], angle[:3])}, "rotary must be tables of at least 4"),
         ((rows, rows), {"k_scale": 2.0}, "k_scale must be left out"),
+        ((rows, rows), {"interleaved": True}, "interleaved must be left out without rotary"),
+        ((rows, [1]), {}, "v must be an array of NumPy, as the page table"),
     ):
         with pytest.raises(MaskcError, match=why):
             attn.append(*given, *pools, plan, **options)
@@ -736,6 +760,7 @@ def test_what_append_refuses():
         ({}, "slots must be given where plan is not"),
         ({"plan": plan, "slots": slots}, "slots must be given where plan is not"),
         ({"slots": slots.astype(np.int32)}, "slots must be int64 of one dimension"),
+        ({"slots": [1, 2]}, "slots must be an int64 array"),
         ({"slots": slots[:1]}, r"k must be of shape \[1, 2, head_dim\]"),
         ({"slots": slots, "rotary": (angle, angle)}, "rotary must be left out with slots"),
     ):
@@ -882,7 +907,7 @@ def test_weights_of_values_in_e4m3(hopper, kind, queries):
 
 
 def test_scales_of_pools_that_are_refused():
-    pool = Pool([20, 7], 8, 2, 16)
+    pool = sharing([20, 7], 8, 8)
     attn = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
     eight = pytest.importorskip("ml_dtypes").float8_e4m3fn
     pools = [x.astype(eight) for x in (pool.k_pool, pool.v_pool)]
@@ -1153,6 +1178,7 @@ def test_one_launch_makes_a_step(hopper, kind, given, lists):
             if target == "cpu":  # which cuts as the kernels do
                 monkey = pytest.MonkeyPatch()
                 monkey.setattr(type(attn), "cuts_queries", True)
+                monkey.setattr(paging.PagedPlan, "_check_step", lambda *_: None)
             table = torch.from_numpy(entries)[:, ::2]
             if lists:
                 table = torch.from_numpy(starts), table.reshape(-1)

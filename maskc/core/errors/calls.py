@@ -329,7 +329,9 @@ class PageTwice(BadPageTable):
 
 
 class PageNotShared(BadPageTable):
-    """With MASKC_CHECK=1: a sequence has its shared keys in other pages than the first sequence."""
+    """A sequence has its shared keys in other pages than the longest sequence.
+
+    Arrays on a GPU are checked with MASKC_CHECK=1 only."""
 
     code = "MC667"
     message = (
