@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 _INT32 = np.iinfo(np.int32)
 
 

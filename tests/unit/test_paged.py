@@ -412,7 +412,7 @@ def test_lengths_that_do_not_fit(case):
     first = lens_q if type(lens_q) is int else None if options else [3, 1]
     plan = attn.plan(table, first, [20, 8], **fitting)
     before = {name: np.copy(x) for name, x in plan.data.items()}
-    with pytest.raises(MaskcError, match="MC46[45]"):
+    with pytest.raises(MaskcError, match=r"MC46[45]"):
         plan.update(table, lens_q, lens_kv, w=3, **options)
     for name, x in plan.data.items():
         np.testing.assert_array_equal(x, before[name])
