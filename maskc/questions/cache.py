@@ -88,12 +88,12 @@ class KVCache:
             int64, shaped like `k`.
 
         Raises:
-            BadLength: a position is not an integer from 0 on (MC306).
+            BadLength: a position is not an integer (MC306).
         """
-        given = np.asarray(k)
-        if given.size and (given.dtype.kind not in "iu" or given.min() < 0):
-            raise BadLength("k", MAX_LENGTH, given.tolist(), at="k")
-        keys = given.astype(np.int64)
+        keys = np.asarray(k)
+        if keys.size and keys.dtype.kind not in "iu":
+            raise BadLength("k", MAX_LENGTH, keys.tolist(), at="k")
+        keys = keys.astype(np.int64)
         start = self.first_of_ring
         slots = start + (keys - start) % self.ring
         before = 0
