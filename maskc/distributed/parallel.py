@@ -66,10 +66,10 @@ def _check_module(module: Any, mask: Mask) -> None:
         NotShared: the module has another mask than the plan, chooses keys by itself, or its forward
             takes other arguments than q, k and v (MC707).
     """
-    name, own = type(module).__name__, getattr(module, "mask", None)
-    if isinstance(own, Mask):
-        if structure(own) != structure(mask) and own.equals(mask) is not True:
-            why = f"its mask is {own}, and the plan's is {mask}"
+    name, module_mask = type(module).__name__, getattr(module, "mask", None)
+    if isinstance(module_mask, Mask):
+        if structure(module_mask) != structure(mask) and module_mask.equals(mask) is not True:
+            why = f"its mask is {module_mask}, and the plan's is {mask}"
             raise NotShared(name, why, "make the plan with module.mask", at="module")
         return
     from maskc.nn import SplashAttention

@@ -187,12 +187,15 @@ def doors(rank: int, size: int) -> list[str]:
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, n, 32, generator=draw) for heads in (2, 1))
     wanted = mc.attention(q, k, k, mask)
-    own = [DTensor.from_local(made.shard(x, 2).contiguous(), mesh, [Shard(2)]) for x in (q, k, k)]
-    out = mc.distributed.attention(*own, made)
+    tensors = [
+        DTensor.from_local(made.shard(x, 2).contiguous(), mesh, [Shard(2)]) for x in (q, k, k)
+    ]
+    out = mc.distributed.attention(*tensors, made)
     wrong = []
     if out.shape != wanted.shape or not torch.allclose(out.full_tensor(), wanted, atol=1e-5):
         wrong.append("DTensors")
-    style, own = mc.distributed.ContextParallel(made), [made.shard(x, 2) for x in (q, k, k)]
+    style = mc.distributed.ContextParallel(made)
+    parts = [made.shard(x, 2) for x in (q, k, k)]
     formula = mc.score(lambda s, q, k, h: s * mc.table("t")[h] - 0.1 * (q - k))
     options: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -204,7 +207,7 @@ def doors(rank: int, size: int) -> list[str]:
     for name, given in options.items():
         seed = {"dropout_seed": 3} if "dropout" in given else {}
         wanted = made.shard(mc.nn.Attention(mask, **given)(q, k, k, **seed), 2)
-        out = parallelize_module(mc.nn.Attention(mask, **given), mesh, style)(*own, **seed)
+        out = parallelize_module(mc.nn.Attention(mask, **given), mesh, style)(*parts, **seed)
         if not torch.allclose(out, wanted, atol=1e-5):
             wrong.append(f"mc.nn.Attention: {name}")
     refused: dict[str, torch.nn.Module] = {

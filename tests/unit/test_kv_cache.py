@@ -10,7 +10,6 @@ import pytest
 import maskc as mc
 from maskc.core.errors import (
     BadLength,
-    BadLength,
     CacheCall,
     CacheNotRagged,
     CacheReadsData,
