@@ -459,8 +459,8 @@ class PagedAttention:
         heads, kv_heads = self.heads
         if plan is not None:
             self._check_plan(plan)
-            rows = {"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool}
-            plan.check_library(rows if q is None else {**rows, "q": q})
+            arrays = {"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool}
+            plan.check_library(arrays if q is None else {**arrays, "q": q})
         if interleaved and rotary is None:
             raise BadPages("interleaved", "left out without rotary", repr(interleaved),
                            at="interleaved")  # fmt: skip

@@ -72,12 +72,11 @@ def _check_module(module: Any, mask: Mask) -> None:
             why = f"its mask is {module_mask}, and the plan's is {mask}"
             raise NotShared(name, why, "make the plan with module.mask", at="module")
         return
-    from maskc.nn import SplashAttention
-
     names = list(signature(module.forward).parameters)[:3]
-    if isinstance(module, SplashAttention) or names != ["q", "k", "v"]:
+    chooses = any(kind.__module__ == "maskc.nn" for kind in type(module).mro())  # SplashAttention
+    if chooses or names != ["q", "k", "v"]:
         why = f"its forward takes {', '.join(names)}"
-        if names == ["q", "k", "v"]:
+        if chooses:
             why = "it chooses keys, which the plan does not"
         hint = "use mc.nn.Attention, or call mc.distributed.attention in the forward of your module"
         raise NotShared(name, why, hint, at="module")
