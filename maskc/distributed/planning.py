@@ -714,6 +714,8 @@ def plan(
     ranks = _number("ranks", ranks, 1, 1 << 20)
     batch = _number("batch", batch, 1, 1 << 20)
     sizes = _heads(heads)
+    if move_rows not in (None, True, False):
+        raise PlanArgument("move_rows", repr(move_rows), "True, False or None", at="move_rows")
     lengths = n, n if n_kv is None else _number("n_kv", n_kv, 0, MAX_LENGTH)
     outside = _outside(layout, n, ranks, "layout")
     multiple = lcm(*map(granularity, named.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, Self, cast, overload
@@ -26,6 +25,7 @@ from maskc.core.errors import (
     UnknownDType,
     UnknownTarget,
 )
+from maskc.core.forks import new_lock
 from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -174,7 +174,7 @@ class CompiledMask:
         """The latest call with data on a device, and its `_last`, for each kind of call: its
         options, and the shapes, strides and dtypes of its arrays. A further one with the same
         arrays of data is known again, whether or not somebody has written into them."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
         if inputs is None and bundle.problem.score is not None:

@@ -250,6 +250,33 @@ def test_what_is_refused():
         layer(AttnMaskType.arbitrary, window_size=(5, 0))(q, k, v, q[..., 0] > 0)
     with pytest.raises(MaskcError, match="attn_mask_type must be causal or"):
         layer()(q, k, v, None, attn_mask_type="other")
+    ends = torch.tensor([0, 4])
+    packed = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends)
+    windowed = {"window_size": (2, 0)}
+    for call, why in (
+        (lambda: layer(AttnMaskType.arbitrary)(q, k, v), "attention_mask must be a tensor of bool"),
+        (lambda: layer(AttnMaskType.padding)(q, k, v, q[..., 0]), "attention_mask .* torch.float"),
+        (lambda: layer(AttnMaskType.padding)(q, k, v, (q, q)), "attention_mask .* found tuple"),
+        (lambda: layer(AttnMaskType.arbitrary)(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=packed),
+         "attention_mask must be a tensor of booleans for attn_mask_type arbitrary"),
+        (lambda: layer(softmax_type="relu"), "softmax_type must be vanilla or"),
+        (lambda: layer(window_size=4), "window_size must be a pair"),
+        (lambda: layer(window_attn_skip_freq=0, **windowed), "skip_freq must be a positive"),
+        (lambda: layer(number=3, window_attn_skip_freq=[0, 1], **windowed), "at least 3 entries"),
+    ):  # fmt: skip
+        with pytest.raises(MaskcError, match=f"MC407.*{why}"):
+            call()
+
+
+def test_the_deterministic_mode_of_the_configuration(monkeypatch):
+    options = []
+    monkeypatch.setattr(
+        "maskc.integrations.megatron.attention",
+        lambda q, *_, **given: options.append(given["deterministic"]) or q,
+    )
+    for mode in (True, False):
+        layer(deterministic_mode=mode)(*drawn(4, 1))
+    assert options == [True, False]
 
 
 # ------------------------------------------------------------------ torchtitan

@@ -336,6 +336,9 @@ def test_transforms_are_refused(door, way: str):
         torch.func.grad(lambda q: call(q, k, v).sum())(q)
     with pytest.raises(BadOption, match=r"torch\.func"):
         torch.func.jvp(lambda q: call(q, k, v), (q,), (q,))
+    of_data = door(way, mc.causal() & mc.documents("doc"))
+    with pytest.raises(BadOption, match=r"torch\.func"):
+        torch.func.vmap(lambda doc: of_data(q, k, v, doc=doc))(torch.zeros(2, 6, dtype=torch.int64))
     with pytest.raises(BadOption, match=r"(?s)symbolic_trace.*torch\.export"):
         torch.fx.symbolic_trace(lambda q, k, v: call(q, k, v))
     with torch.autograd.forward_ad.dual_level():

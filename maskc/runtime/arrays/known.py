@@ -7,7 +7,6 @@ recognised by name when they are first met; maskc/runtime/arrays/foreign.py read
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
+from maskc.core.forks import new_lock
 from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 Seen = tuple[int, object, object]
@@ -324,7 +324,7 @@ def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
 _copying: deque[tuple[Any, Any]] = deque()
 """Pinned memory that copies may still read, each with an event, because CuPy's pool ignores
 streams."""
-_copying_lock = threading.Lock()
+_copying_lock = new_lock()
 
 
 def _keep_until_copied(cupy: ModuleType, memory: Any, stream: Any) -> None:
