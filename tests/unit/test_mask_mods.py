@@ -141,6 +141,7 @@ FUNCTIONS: dict[str, Mod] = {
     "partial": functools.partial(lambda size, b, h, q, k: q - k < size, 3),
     "default": lambda b, h, q, k, size=4: abs(q - k) < size,
     "heads": lambda b, h, q, k: q - k <= 3 * h,
+    "options": lambda b, h, q, k: q - k <= 3 if (N == 12) is True else q >= k,
 }  # fmt: skip
 
 
