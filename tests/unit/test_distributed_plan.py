@@ -49,6 +49,12 @@ def test_chunks_that_fit_send_nothing():
     assert made.layer().received.sum() == 0
 
 
+def test_calls_without_keys():
+    few = mc.where(lambda q, k: k <= 5 - max(1, k))  # its loops begin with the first tile
+    made = plan(few, 64, 2, heads=HEADS, n_kv=0)
+    assert made.layer().received.sum() == 0
+
+
 def test_one_layout_serves_masks_that_alternate():
     masks = {"full": mc.causal(), "sliding": WINDOW}
     made = plan(masks, 65536, 8, heads=HEADS)
