@@ -49,7 +49,8 @@ SECONDS = 90
 """CPU seconds for one test; a test that needs more hangs."""
 WHOLE = 100
 """CPU seconds for all tests of a fault."""
-OPTIONS = ("-q", "-s", "--continue-on-collection-errors", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark",
+OPTIONS = ("-q", "-s", "--continue-on-collection-errors", "-p", "no:cacheprovider",
+           "-p", "no:xdist", "-p", "no:benchmark",
            "-m", "not gpu and not matrix")  # fmt: skip
 COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
           "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
