@@ -179,22 +179,31 @@ def _texts() -> dict[str, str]:
 
 
 @cache
+def _measured() -> dict[str, cover.Measured]:
+    return pickle.loads(MEASURED.read_bytes()) if MEASURED.exists() else {}
+
+
+@cache
+def _measured_files() -> frozenset[str]:
+    return frozenset(name.partition("::")[0] for name in _measured())
+
+
+@cache
 def _reaching() -> dict[tuple[str, str | int], list[str]]:
     """The cases that reach each line near a fault, by file and number or by target and text:
     cheapest first, and of each function one case before the next."""
     wanted = {place for fault in planted() for line in _near(fault) for place in line}
-    tests = pickle.loads(MEASURED.read_bytes()) if MEASURED.exists() else {}
-    reaching = defaultdict[tuple[str, str | int], list[str]](list)
+    tests, reaching = _measured(), defaultdict[tuple[str, str | int], list[str]](list)
     for name in sorted(tests, key=lambda name: tests[name].seconds):
         for place in wanted & tests[name].reaches:
             reaching[place].append(name)
     return {
-        place: sorted(names, key=partial(_rank_cost, tests, Counter()))
+        place: sorted(names, key=partial(_cost_by_rank, tests, Counter()))
         for place, names in reaching.items()
     }
 
 
-def _rank_cost(tests: dict[str, cover.Measured], ranks: Counter[str], name: str) -> float:
+def _cost_by_rank(tests: dict[str, cover.Measured], ranks: Counter[str], name: str) -> float:
     function = name.partition("[")[0]
     ranks[function] += 1
     return ranks[function] * (tests[name].seconds + 0.02)
@@ -226,7 +235,7 @@ def tests_of(fault: Fault) -> list[str]:
     if MEASURED.exists() and place.stat().st_mtime < MEASURED.stat().st_mtime:
         for places in _near(fault):
             if names := [name for place in places for name in _reaching().get(place, ())]:
-                return names
+                return names + [x for x in files_of(fault.file) if x not in _measured_files()]
     return files_of(fault.file)
 
 
