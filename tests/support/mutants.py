@@ -407,7 +407,7 @@ def changed_functions(old: CodeType, new: CodeType) -> dict[CodeType, CodeType] 
 
 
 def _own(code: CodeType) -> tuple[object, ...]:
-    """What a code object does, without the functions in it."""
+    """Return what a code object does, without the functions in it."""
     constants = [repr(part) for part in code.co_consts if not isinstance(part, CodeType)]
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return code.co_code, constants, names, code.co_argcount, code.co_exceptiontable
