@@ -555,6 +555,7 @@ def tried(faults: list[Fault], jobs: int, seconds: float, say: Callable[[str], N
         say: what prints each answer.
     """
     end = time.monotonic() + seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     say(f"{len(faults)} faults")
     files = {test.partition("::")[0] for fault in faults for test in tests_of(fault)}
     with tempfile.TemporaryDirectory(prefix="maskc-mutants-", ignore_cleanup_errors=True) as folder:
@@ -577,29 +578,38 @@ def _in_turn(
     """Start a process for each fault, as many at a time as there are rooms."""
     say(f"{len(suite.items)} tests are collected, {end - time.monotonic():.0f} s are left")
     todo, busy = list(reversed(faults)), dict[int, tuple[Fault, Path]]()
-    while (todo or busy) and time.monotonic() < end:
-        while todo and len(busy) < len(rooms):
-            free = next(room for room in rooms if room not in [at for _, at in busy.values()])
-            fault = todo.pop()
-            if child := os.fork():
-                busy[child] = fault, free
+    try:
+        while (todo or busy) and time.monotonic() < end:
+            while todo and len(busy) < len(rooms):
+                free = next(room for room in rooms if room not in [at for _, at in busy.values()])
+                busy[_started(suite, free, todo[-1])] = todo.pop(), free
+            child, _, usage = os.wait4(-1, os.WNOHANG)
+            if child not in busy:
+                time.sleep(0.05)
                 continue
-            signal.signal(signal.SIGTERM, _leave)
-            with suppress(BaseException):
-                (free / "finder").write_text(finder(suite, free, fault))
-            os._exit(0)
-        child, _, usage = os.wait4(-1, os.WNOHANG)
-        if child not in busy:
-            time.sleep(0.05)
-            continue
-        fault, room = busy.pop(child)
-        table = read_table()
-        table[fault.key] = (room / "finder").read_text()
-        write_table(table)
-        say(f"{usage.ru_utime + usage.ru_stime:.1f} s  {table[fault.key]}  <-  {fault.key}")
-    for child in busy:
-        os.kill(child, signal.SIGTERM)
-    say(f"{len(todo) + len(busy)} faults have no answer.")
+            fault, room = busy.pop(child)
+            table = read_table()
+            table[fault.key] = (room / "finder").read_text()
+            write_table(table)
+            say(f"{usage.ru_utime + usage.ru_stime:.1f} s  {table[fault.key]}  <-  {fault.key}")
+    finally:
+        for child in busy:
+            os.kill(child, signal.SIGTERM)
+        say(f"{len(todo) + len(busy)} faults have no answer.")
+
+
+def _started(suite: Suite, room: Path, fault: Fault) -> int:
+    """Start a process that writes what finds a fault to a file of its room."""
+    (room / "finder").write_text(LATE)
+    if child := os.fork():
+        return child
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        (room / "finder").write_text(finder(suite, room, fault))
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(0)
 
 
 def _leave(*_: object) -> None:
