@@ -24,6 +24,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SCORING, TOKENS
 from maskc.core.selection import Score as ByScore
 from maskc.core.source import caller
+from maskc.core.widths import plain_integer
 from maskc.distributed import layouts, shards
 from maskc.distributed import plan_report as report
 from maskc.distributed.costs import shares
@@ -788,13 +789,8 @@ def _reach(
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:
-    from operator import index
-
-    try:
-        number = index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number <= most:
+    number = plain_integer(value)
+    if number is None or not least <= number <= most:
         raise PlanArgument(name, repr(value), f"an integer in {least}..{most}", at=name)
     return number
 

@@ -486,7 +486,7 @@ class CompiledMask:
             if attn is not self:
                 return attn.attend(call)
         if self._score is not None and self._score.tensors:
-            data = {**self._score.tensors, **data}
+            data = {**self._score.present_tensors(), **data}
             call = call.with_data(data)
         if self._factors is not None:
             self._factors.admit(call)

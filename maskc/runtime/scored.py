@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 import struct
 import sys
 import weakref
@@ -25,6 +24,7 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE
 from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
+from maskc.core.captured import present
 from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
@@ -40,6 +40,7 @@ from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles, torch_of
 from maskc.core.unknown import unknown_keyword
+from maskc.core.widths import plain_integer
 from maskc.dispatch.checks import place_of
 from maskc.layout import check_extremes, check_int32, to_host
 from maskc.runtime.arrays.known import (
@@ -156,6 +157,10 @@ class ScoreReader:
         reader = copy(self)
         reader._read(inputs)
         return reader
+
+    def present_tensors(self) -> dict[str, Any]:
+        """`tensors` with their present content."""
+        return {name: present(x) for name, x in self.tensors.items()}
 
     @property
     def identity(self) -> str:
@@ -525,10 +530,9 @@ def _symbols(index: E.Expr) -> set[object]:
 
 def _number(name: str, slot: Slot, x: Any) -> float | int:
     if slot.integer:
-        try:
-            number = operator.index(x)
-        except TypeError:
-            raise BadOption(name, "an integer", repr(x), at=name) from None
+        number = plain_integer(x)
+        if number is None:
+            raise BadOption(name, "an integer", repr(x), at=name)
         if abs(number) > _SHARED:
             raise BadOption(name, "an integer of 32 bits", repr(x), at=name)
         return number

@@ -1,11 +1,14 @@
-"""Check which tests `make test` leaves to CI, and which cases CI leaves to `make matrix`."""
+"""The tests that tests/support chooses for `make test` and `make matrix`; its planted faults."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
+from tests.support import mutants
 from tests.support.cover import (
     LIST,
     NIGHTLY,
@@ -83,3 +86,87 @@ def test_a_list_names_tests_that_are_there(path):
         file, _, rest = line.partition("::")
         text = texts.setdefault(file, (ROOT / file).read_text())
         assert f"def {rest.partition('[')[0].rpartition('::')[2]}(" in text, line
+
+
+# ------------------------------------------------------------------ planted faults
+
+
+KERNEL = """
+// a < b stays: it is a comment
+FN i32 rows(const struct Attention &p, i32 n) {  // a < b, too
+    for (i32 i = 0; i < n; i++) __syncthreads();
+    asm volatile("max %0, 1 - 2;");
+    return max_i32(0, p.n_q - n);  // n < 0
+}
+"""
+
+
+def test_rules_change_one_place_of_a_line():
+    found = [(fault.rule, fault.new.strip()) for fault in mutants.candidates("x.cuh", KERNEL)]
+    assert found == [
+        ("comparison", "for (i32 i = 0; i <= n; i++) __syncthreads();"),
+        ("barrier", "for (i32 i = 0; i < n; i++) ;"),
+        ("tile", "for (i32 i = 1; i < n; i++) __syncthreads();"),
+        ("extreme", "return min_i32(0, p.n_q - n);  // n < 0"),
+        ("sign", "return max_i32(0, p.n_q + n);  // n < 0"),
+        ("stride", "return max_i32(0, p.n_kv - n);  // n < 0"),
+    ]
+
+
+def test_texts_for_readers_stay():
+    text = '"""a < b\n\nc < d\n"""\nfrom x import a\nif "a" and b < c:\n    pass\n'
+    assert list(mutants.candidates("x.py", text)) == []
+
+
+def test_the_choice_is_the_same_in_every_process():
+    faults = mutants.planted()
+    assert len(faults) == sum(mutants.COUNT.values()) == len({fault.key for fault in faults})
+    assert {fault.rule for fault in faults} == set(mutants.RULES)
+    assert all(mutants.tests_of(fault) for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [("assert 1 + 1 == 2", ""), ("assert 1 + 1 == 3", "tests/test_x.py::test_x"),
+     ("__import__('os').kill(0, 9)", "tests/test_x.py::test_x crashes"),
+     ("while True: pass", "tests/test_x.py::test_x hangs")],
+)  # fmt: skip
+def test_the_first_failure(tmp_path, body, found):
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\nmarkers = ['gpu', 'matrix']"
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text(f"def test_x():\n    {body}\n")
+    run = partial(mutants.imported_anew, tmp_path, ["tests/test_x.py"])
+    assert mutants.first_failure(tmp_path, run, seconds=3) == found
+
+
+def code_of(text: str) -> CodeType:
+    return compile(text, "x.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("def f(x):\n    return x + 1", "def f(x):\n    return x", ["f"]),
+        ("class A:\n    def f(self):\n        return [x < 1 for x in self]",
+         "class A:\n    def f(self):\n        return [x <= 1 for x in self]", ["A.f"]),
+        ("def f():\n    def g(x):\n        return x - 1\n    return g",
+         "def f():\n    def g(x):\n        return x\n    return g", ["f"]),
+        ("def f(x=1 + y):\n    return x", "def f(x=y):\n    return x", None),
+        ("def f(x):\n    return x", "def f(y):\n    return y", ["f"]),
+        ("class A:\n    x = y + 1", "class A:\n    x = y", None),
+        ("def f():\n    return 1", "def f():\n    return 1", []),
+    ],
+)  # fmt: skip
+def test_functions_that_take_a_fault(old, new, names):
+    """None where the file is imported anew, because more than its functions differ."""
+    changed = mutants.changed_functions(code_of(old), code_of(new))
+    assert names == (None if changed is None else [code.co_qualname for code in changed])
+
+
+def test_what_is_known_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "TABLE", tmp_path / "mutants.txt")
+    one, two, *_ = (fault.key for fault in mutants.planted())
+    mutants.write_table({one: "none: equal for all lengths", two: "tests/a.py::b", "gone": "x"})
+    assert mutants.read_table() == {one: "none: equal for all lengths", two: "tests/a.py::b"}

@@ -151,7 +151,7 @@ class NotContiguous(MaskcError):
 
     code = "MC405"
     message = "the last dimension of {0} has stride {1}, it must be 1"
-    hint = "call .contiguous() on it; every other dimension may have any stride"
+    hint = "call .contiguous() or np.ascontiguousarray; other strides are free"
 
 
 class NotPositions(MaskcError):

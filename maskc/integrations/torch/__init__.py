@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
+from maskc.core.captured import present, recomputed
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array, Order
@@ -204,7 +205,8 @@ def captured_by(score: Any) -> dict[str, Any]:
     """The tensors that a score formula captured, by name: torch must see them, and kernels
     find arrays of others by themselves."""
     held: Mapping[str, Any] = score.inputs.captured
-    return {name: x for name, x in held.items() if isinstance(x, torch.Tensor)}
+    now = recomputed if torch.compiler.is_compiling() else present
+    return {name: now(x) for name, x in held.items() if isinstance(x, torch.Tensor)}
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
