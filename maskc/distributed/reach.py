@@ -164,7 +164,7 @@ def _spans(reached: _Set, lengths: Lengths, tile: TileShape) -> _Spans | None:
     recipe = layout_recipe(reached.keep, tile)
     n_q, n_kv = lengths
     values = values_of(recipe, n_q, n_kv, reached.params)
-    if not n_q or not n_kv or not loops_hold(recipe, values):
+    if not n_kv or not loops_hold(recipe, values):
         return None
     loops = recipe.loops or ()
     first, count = loop_spans(loops, values, -(-n_q // tile.q), -(-n_kv // tile.k))

@@ -273,6 +273,17 @@ def test_fine_boxes_and_samples(keep: Expr, grid: tuple[int, int, TileShape]) ->
         assert refine.count_pairs(elements_of(keep, n_q, n_kv), n_q, n_kv) == live.sum()
 
 
+@pytest.mark.parametrize("side", [1, 16, 17, 49, 65])
+def test_fine_boxes_are_all_of_a_box(side: int) -> None:
+    pairs = np.zeros((side, 3), np.int64)
+    boxes = elements.fine(PairBoxes(*(np.array([at]) for at in (0, side - 1, 0, 2))))
+    sides = boxes.q_low, boxes.q_high, boxes.k_low, boxes.k_high
+    for q, q_last, k, k_last in zip(*sides, strict=True):
+        assert max(q_last - q, k_last - k) < elements.FINE
+        pairs[q : q_last + 1, k : k_last + 1] += 1
+    assert (pairs == 1).all()
+
+
 @settings(max_examples=examples(500))
 @given(ANY_FORMULA, st.lists(st.tuples(*[st.integers(0, 49)] * 4), min_size=1, max_size=8))
 def test_certain_answers_are_true(keep: Expr, corners: list[tuple[int, int, int, int]]) -> None:

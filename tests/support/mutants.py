@@ -7,14 +7,16 @@
 
 Rules make the candidates from the text of templates/ and maskc/; a digest of each chooses about
 400, so that the choice is the same everywhere and an edit changes few. Each fault is planted in a
-copy of the repository, and the tests of its file run until one fails. The table has a line for each
-fault: where, what, and the test that found it, or `none` and the reason why it is not a fault.
-Reasons are written by hand, and stay.
+copy of the repository, and the tests that reach its line run until one fails, cheapest first. All
+tests are collected once; a process is forked for each fault, and takes over the changed function.
+The table has a line for each fault: where, what, and the test that found it, or `none` and the
+reason why it is not a fault. Reasons are written by hand, and stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pickle
 import re
@@ -24,17 +26,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
-from importlib import import_module
-from multiprocessing import get_context
+from inspect import CO_OPTIMIZED
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,12 +49,13 @@ COUNT = {"templates": 200, "maskc": 200}
 """Faults that are planted, by folder."""
 SECONDS = 90
 """CPU seconds for one test; a test that needs more hangs."""
-WHOLE = 900
+WHOLE = 100
 """CPU seconds for all tests of a fault."""
+OPTIONS = ("-q", "-s", "--continue-on-collection-errors", "-p", "no:cacheprovider",
+           "-p", "no:xdist", "-p", "no:benchmark",
+           "-m", "not gpu and not matrix")  # fmt: skip
 COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
           "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
-HEAVY = ("numpy", "sympy", "islpy", "jinja2", "torch")
-"""Imported once, before a process for each fault is forked."""
 NONE = "none"
 OPEN = "not explained yet"
 LATE = f"{NONE}: its tests were not finished"
@@ -105,6 +109,8 @@ ROOMS: tuple[tuple[str, str], ...] = (
 """Tests of Python files, next to those that import a file or are named after its folders."""
 MEASURED = ROOT / "build" / "cover.pickle"
 """The lines that each test reaches, as `make cover` writes them."""
+TARGETS = ("sm_90a", "sm_80", "simt", "lists")
+"""Names in it for what emulated kernels run."""
 
 
 class Fault(NamedTuple):
@@ -177,27 +183,60 @@ def _measured() -> dict[str, cover.Measured]:
     return pickle.loads(MEASURED.read_bytes()) if MEASURED.exists() else {}
 
 
+@cache
+def _measured_files() -> frozenset[str]:
+    return frozenset(name.partition("::")[0] for name in _measured())
+
+
+@cache
+def _reaching() -> dict[tuple[str, str | int], list[str]]:
+    """The cases that reach each line near a fault, by file and number or by target and text:
+    cheapest first, and of each function one case before the next."""
+    wanted = {place for fault in planted() for line in _near(fault) for place in line}
+    tests, reaching = _measured(), defaultdict[tuple[str, str | int], list[str]](list)
+    for name in sorted(tests, key=lambda name: tests[name].seconds):
+        for place in wanted & tests[name].reaches:
+            reaching[place].append(name)
+    return {
+        place: sorted(names, key=partial(_cost_by_rank, tests, Counter()))
+        for place, names in reaching.items()
+    }
+
+
+def _cost_by_rank(tests: dict[str, cover.Measured], ranks: Counter[str], name: str) -> float:
+    function = name.partition("[")[0]
+    ranks[function] += 1
+    return ranks[function] * (tests[name].seconds + 0.02)
+
+
+@cache
+def _lines(file: str) -> list[str]:
+    return (ROOT / file).read_text().splitlines()
+
+
+def _near(fault: Fault) -> Iterator[list[tuple[str, str | int]]]:
+    """Places of the line of a fault, then of the lines before it, in case only the beginning of its
+    statement was noted."""
+    for line in range(fault.line, max(-1, fault.line - 6), -1):
+        if fault.file.endswith(".py"):
+            yield [(fault.file, line + 1)]
+        else:
+            text = re.sub(r"\d+", "0", _lines(fault.file)[line].partition("//")[0].strip())
+            yield [(target, text) for target in TARGETS if len(text) > 8]
+
+
 def tests_of(fault: Fault) -> list[str]:
     """The tests of a fault, those that are likeliest to fail first, or that cost least.
 
-    They are the functions that reach its line, where `make cover` has measured that since the file
-    was edited, and otherwise whole files.
+    They are the cases that reach its line, where `make cover` has measured that since the file was
+    edited, and otherwise whole files.
     """
     place = ROOT / fault.file
     if MEASURED.exists() and place.stat().st_mtime < MEASURED.stat().st_mtime:
-        line, seconds = (fault.file, fault.line + 1), Counter[str]()
-        for name, test in _measured().items():
-            if line in test.reaches:
-                seconds[name.partition("[")[0]] += test.seconds
-        known = [name for name in seconds if _is_there(name)]
-        if known:
-            return sorted(known, key=lambda name: seconds[name])
+        for places in _near(fault):
+            if names := [name for place in places for name in _reaching().get(place, ())]:
+                return names + [x for x in files_of(fault.file) if x not in _measured_files()]
     return files_of(fault.file)
-
-
-def _is_there(name: str) -> bool:
-    file, _, function = name.partition("::")
-    return f"def {function}(" in _texts().get(file, "")
 
 
 @cache
@@ -240,22 +279,13 @@ def write_table(table: dict[str, str]) -> None:
 # ------------------------------------------------------------------ one fault
 
 
-_running: set[int] = set()
-"""The processes that run tests of this one."""
-
-
 class Reporter:
-    """Runs the tests of `make test` first. Notes which test runs, and the first that fails."""
+    """Notes which test runs, and the first that fails."""
 
     failed = ""
 
     def __init__(self, running: Path) -> None:
         self._running = running
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        later = cover.listed()
-        items.sort(key=lambda item: cover.is_later(item.nodeid, later))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._running.write_text(nodeid)
@@ -264,15 +294,23 @@ class Reporter:
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
+    pytest_collectreport = pytest_runtest_logreport
+
+
+_running: set[int] = set()
+"""The processes that run tests of this one."""
 
 
 def first_failure(
-    room: Path, tests: list[str], seconds: float = SECONDS, whole: float = WHOLE
+    room: Path, run: Callable[[Reporter], object], seconds: float = SECONDS, whole: float = WHOLE
 ) -> str:
     """Run tests in a copy of the repository, in a process of their own, until one fails.
+
+    Args:
+        room: the copy.
+        run: runs the tests, and reports them.
+        seconds: CPU seconds of one test.
+        whole: CPU seconds of all.
 
     Returns:
         Its name; for a test that hangs or crashes its name and that; LATE where all tests together
@@ -284,43 +322,37 @@ def first_failure(
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _child(room, tests, answer, running)
+        _child(room, run, answer, Reporter(running))
     with suppress(OSError):
         os.setpgid(child, child)  # the child does so, too; whoever comes first
     end = time.monotonic() + 20 * whole  # of a machine that does other things, too
     _running.add(child)
-    test, began = "", 0.0
+    test, began, ended = "", 0.0, ""
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         used = _cpu(child)
         if (now := running.read_text()) != test:
             test, began = now, used
-        hangs = used - began > seconds
-        if hangs or used > whole or time.monotonic() > end:
-            os.killpg(child, signal.SIGKILL)
+        if used - began > seconds or used > whole or time.monotonic() > end:
+            ended = f"{test} hangs" if used - began > seconds else LATE
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            _running.discard(child)
-            return f"{test} hangs" if hangs else LATE
-        time.sleep(0.1)
+            break
+        time.sleep(0.05)
     _running.discard(child)
-    return answer.read_text() if answer.exists() else f"{running.read_text()} crashes"
+    with suppress(OSError):
+        os.killpg(child, signal.SIGKILL)  # processes that tests have started
+    return ended or (answer.read_text() if answer.exists() else f"{running.read_text()} crashes")
 
 
-def _child(room: Path, tests: list[str], answer: Path, running: Path) -> None:
+def _child(room: Path, run: Callable[[Reporter], object], answer: Path, reporter: Reporter) -> None:
     os.setpgid(0, 0)
     log = os.open(room / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1), os.dup2(log, 2)
     try:
         os.chdir(room)
-        os.environ |= {"PYTHONPATH": str(room), "MASKC_EMULATOR_DIR": str(room / "emulator"),
-                       "PYTEST_DEBUG_TEMPROOT": str(room)}  # fmt: skip
-        sys.path.insert(0, str(room))
-        for name in [name for name in sys.modules if name.split(".")[0] in ("maskc", "tests")]:
-            del sys.modules[name]
-        reporter = Reporter(running)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark",
-                   "-m", "not gpu and not matrix"]  # fmt: skip
-        code = pytest.main([*options, *tests], plugins=[reporter])
-        answer.write_text(reporter.failed or ("" if code in (0, 5) else "it does not start"))
+        os.environ |= {"PYTHONPATH": str(room), "PYTEST_DEBUG_TEMPROOT": str(room)}
+        run(reporter)
+        answer.write_text(reporter.failed)
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
@@ -337,7 +369,7 @@ def _cpu(process: int) -> float:
 
 def copied(room: Path) -> None:
     """Copy what tests need of the repository."""
-    leave = shutil.ignore_patterns("__pycache__", "results")
+    leave = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -346,49 +378,171 @@ def copied(room: Path) -> None:
             shutil.copy(source, room / name)
 
 
-class Room:
-    """A copy of the repository, in which one process plants faults one after another."""
+def imported_anew(room: Path, tests: list[str], plugin: Reporter | Suite) -> None:
+    """Run tests with the package and the tests of a copy, whatever was imported before."""
+    sys.path.insert(0, str(room))
+    for name in [name for name in sys.modules if name.split(".")[0] in ("maskc", "tests")]:
+        del sys.modules[name]
+    first = ["-x"] if isinstance(plugin, Reporter) else []
+    code = pytest.main([*OPTIONS, *first, f"--rootdir={room}", *tests], plugins=[plugin])
+    if code not in (0, 1, 5) and isinstance(plugin, Reporter):
+        plugin.failed = plugin.failed or "it does not start"
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="maskc-mutants-", ignore_cleanup_errors=True
-        )
-        self._path, self._broken = Path(self._folder.name), set[str]()
-        copied(self._path)
 
-    def close(self) -> None:
-        """Delete the copy."""
-        self._folder.cleanup()
+# ------------------------------------------------------------------ all tests, collected once
 
-    def finder(self, fault: Fault) -> str:
-        """Return what finds a fault. A test that fails without it, too, is left out after that."""
+
+def changed_functions(old: CodeType, new: CodeType) -> dict[CodeType, CodeType] | None:
+    """Return the outermost functions that differ between two versions of a file, None where what
+    runs at its import differs, too."""
+    if _own(old) == _own(new):
+        inner = [[part for part in code.co_consts if isinstance(part, CodeType)]
+                 for code in (old, new)]  # fmt: skip
+        pairs = [changed_functions(*pair) for pair in zip(*inner, strict=True)]
+        known = [pair for pair in pairs if pair is not None]
+        together = {code: changed for pair in known for code, changed in pair.items()}
+        if len(known) == len(pairs) and not (together and old.co_flags & CO_OPTIMIZED):
+            return together
+    return {old: new} if old.co_flags & CO_OPTIMIZED else None
+
+
+def _own(code: CodeType) -> tuple[object, ...]:
+    """Return what a code object does, without the functions in it."""
+    constants = [repr(part) for part in code.co_consts if not isinstance(part, CodeType)]
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, constants, names, code.co_argcount, code.co_exceptiontable
+
+
+class Suite:
+    """All tests as pytest has collected them, and the package as it was then.
+
+    Args:
+        work: plants the faults. Called with this suite, once all tests are collected.
+    """
+
+    def __init__(self, work: Callable[[Suite], None]) -> None:
+        self._work = work
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        objects = gc.get_objects()
+        self._functions = defaultdict[tuple[str, str, int], list[FunctionType]](list)
+        for one in objects:
+            if type(one) is FunctionType:  # isinstance asks objects for their class
+                self._functions[_place(one.__code__)].append(one)
+        self._caches = [one for one in objects if type(one) is type(_texts)
+                        and one.__module__.startswith(("maskc", "tests"))]  # fmt: skip
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy all pages
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of each fork of a process with threads
+            self._work(self)
+        return True
+
+    def named(self, tests: list[str]) -> list[str]:
+        """Names of cases; of whole files those that CI runs first, one of each function."""
+        later, ranks = cover.listed(), Counter[str]()
+        order: list[tuple[float, str]] = []
+        for place, test in enumerate(tests):
+            for name in [test] if test in self.items else self._of(test):
+                function = name.partition("[")[0]
+                ranks[function] += 1
+                late = test != name and cover.is_later(name, later)
+                order.append((late * 1e4 + place + 10 * ranks[function] * (test != name), name))
+        return list(dict.fromkeys(name for _, name in sorted(order)))
+
+    def _of(self, test: str) -> list[str]:
+        return [name for name in self.items if name.startswith((f"{test}::", f"{test}["))]
+
+    def run(self, names: list[str], reporter: Reporter) -> None:
+        """Run tests until one fails."""
+        from maskc.build import toolchain
+        from tests.support import ledger
+
+        # neither CUDA's driver nor NVRTC survives that a process forks
+        toolchain._cuda = Mock(side_effect=toolchain._Missing("forked"))
+        ledger._front_end = lambda: None
+        items = [self.items[name] for name in names if name in self.items]
+        if items:
+            items[0].config.pluginmanager.register(reporter)
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if reporter.failed:
+                return
+
+    def planted(self, fault: Fault, room: Path, old: str, new: str) -> bool:
+        """Plant a fault in this process: its functions are replaced, and nothing is remembered.
+
+        Returns:
+            Whether that is possible; otherwise everything has to be imported anew.
+        """
+        import maskc.core.package as package
+
+        base = package._PACKAGE.parent
+        package._PACKAGE = room / "maskc"
+        for one in self._caches:
+            one.cache_clear()
+        if not fault.file.endswith(".py"):
+            return True
+        file = str(base / fault.file)
+        codes = [compile(text, file, "exec", dont_inherit=True) for text in (old, new)]
+        changed = changed_functions(*codes)
+        if not changed or not all(self._functions[_place(code)] for code in changed):
+            return changed == {}
+        for code, replaced in changed.items():
+            for function in self._functions[_place(code)]:
+                function.__code__ = replaced
+        return True
+
+
+def _place(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def finder(suite: Suite, room: Path, fault: Fault) -> str:
+    """Return what finds a fault. A test that fails without it, too, does not count."""
+    place = room / fault.file
+    old = place.read_text()
+    lines = old.splitlines(keepends=True)
+    lines[fault.line] = fault.new + "\n"
+    new = "".join(lines)
+    tests = suite.named(tests_of(fault))
+
+    def run(reporter: Reporter) -> None:
+        if suite.planted(fault, room, old, new):
+            suite.run(tests, reporter)
+        else:
+            imported_anew(room, tests, reporter)
+
+    try:
+        if not tests:
+            return LATE
+        if fault.file.endswith(".py"):
+            compile(new, fault.file, "exec")
         while True:
-            skipped = (f"--deselect={name}" for name in sorted(self._broken))
-            found = planted_in(self._path, fault, [*tests_of(fault), *skipped])
+            _replace(place, new)
+            found = first_failure(room, run)
+            _replace(place, old)
             name = found.removesuffix(" hangs").removesuffix(" crashes")
-            if "::" not in name or not first_failure(self._path, [name]):
+            passes = room.parent / sha256(name.encode()).hexdigest()  # known to all rooms
+            if (
+                "::" not in name
+                or passes.exists()
+                or not first_failure(room, partial(suite.run, [name]))
+            ):
+                passes.touch()
                 return found or f"{NONE}: {OPEN}"
-            self._broken.add(name)
+            tests = [test for test in tests if test != name]
+    except SyntaxError:
+        return tests_of(fault)[0].partition("::")[0]
+    finally:
+        _replace(place, old)
 
 
-_rooms: list[Room] = []
-"""The room of this process, made when its first fault comes."""
-
-
-def _finder(fault: Fault) -> str:
-    if not _rooms:
-        _rooms.append(Room())
-    return _rooms[0].finder(fault)
-
-
-def _leave(*_: object) -> None:
-    """End this process and the tests that it runs, because time is up."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for child in _running:
-        os.killpg(child, signal.SIGKILL)
-    for room in _rooms:
-        room.close()
-    os._exit(1)
+def _replace(place: Path, text: str) -> None:
+    place.unlink()  # it is the file of other rooms, too
+    place.write_text(text)
 
 
 def tried(faults: list[Fault], jobs: int, seconds: float, say: Callable[[str], None]) -> None:
@@ -400,35 +554,69 @@ def tried(faults: list[Fault], jobs: int, seconds: float, say: Callable[[str], N
         seconds: after these, faults that have no answer are left for the next time.
         say: what prints each answer.
     """
-    for name in HEAVY:
-        with suppress(ImportError):
-            import_module(name)
-    pool = ProcessPoolExecutor(jobs, get_context("fork"), signal.signal, (signal.SIGTERM, _leave))
-    answers = {pool.submit(_finder, fault): fault for fault in faults}
+    end = time.monotonic() + seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    say(f"{len(faults)} faults")
+    files = {test.partition("::")[0] for fault in faults for test in tests_of(fault)}
+    with tempfile.TemporaryDirectory(prefix="maskc-mutants-", ignore_cleanup_errors=True) as folder:
+        rooms = [Path(folder) / str(number) for number in range(jobs + 1)]
+        copied(rooms[0])
+        for room in rooms[1:]:
+            shutil.copytree(rooms[0], room, copy_function=os.link)
+        builds = Path(tempfile.gettempdir()) / f"maskc-emulator-{os.geteuid()}"
+        with suppress(OSError):  # none, or one that another process removes meanwhile
+            shutil.copytree(builds, rooms[0] / builds.name, copy_function=os.link)
+        os.environ |= {"MASKC_EMULATOR_DIR": str(rooms[0]), "MASKC_CACHE_DIR": str(rooms[0] / "c")}
+        os.chdir(rooms[0])
+        imported = partial(_in_turn, faults, rooms[1:], end, say)
+        imported_anew(rooms[0], sorted(files), Suite(imported))
+
+
+def _in_turn(
+    faults: list[Fault], rooms: list[Path], end: float, say: Callable[[str], None], suite: Suite
+) -> None:
+    """Start a process for each fault, as many at a time as there are rooms."""
+    say(f"{len(suite.items)} tests are collected, {end - time.monotonic():.0f} s are left")
+    todo, busy = list(reversed(faults)), dict[int, tuple[Fault, Path]]()
     try:
-        for answer in as_completed(answers, timeout=seconds):
-            table, key = read_table(), answers[answer].key
-            table[key] = answer.result()
+        while (todo or busy) and time.monotonic() < end:
+            while todo and len(busy) < len(rooms):
+                free = next(room for room in rooms if room not in [at for _, at in busy.values()])
+                busy[_started(suite, free, todo[-1])] = todo.pop(), free
+            child, _, usage = os.wait4(-1, os.WNOHANG)
+            if child not in busy:
+                time.sleep(0.05)
+                continue
+            fault, room = busy.pop(child)
+            table = read_table()
+            table[fault.key] = (room / "finder").read_text()
             write_table(table)
-            say(f"{table[key]}  <-  {key}")
-    except TimeoutError:
-        say(f"Time is up: {sum(not answer.done() for answer in answers)} faults have no answer.")
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-    pool.shutdown(wait=False, cancel_futures=True)
-
-
-def planted_in(room: Path, fault: Fault, tests: list[str]) -> str:
-    """Return the first failure with a fault in the copy; the copy is as before afterwards."""
-    place = room / fault.file
-    text = place.read_text()
-    lines = text.splitlines(keepends=True)
-    lines[fault.line] = fault.new + "\n"
-    place.write_text("".join(lines))
-    try:
-        return first_failure(room, tests)
+            say(f"{usage.ru_utime + usage.ru_stime:.1f} s  {table[fault.key]}  <-  {fault.key}")
     finally:
-        place.write_text(text)
+        for child in busy:
+            os.kill(child, signal.SIGTERM)
+        say(f"{len(todo) + len(busy)} faults have no answer.")
+
+
+def _started(suite: Suite, room: Path, fault: Fault) -> int:
+    """Start a process that writes what finds a fault to a file of its room."""
+    (room / "finder").write_text(LATE)
+    if child := os.fork():
+        return child
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        (room / "finder").write_text(finder(suite, room, fault))
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(0)
+
+
+def _leave(*_: object) -> None:
+    """End this process and the tests that it runs, because time is up."""
+    for child in _running:
+        os.killpg(child, signal.SIGKILL)
+    os._exit(1)
 
 
 def main() -> None:
@@ -452,8 +640,10 @@ def main() -> None:
     elif options.list:
         print("\n".join(fault.key for fault in faults))
     else:
-        known = {} if options.again else {key for key in table if table[key] != LATE}
+        unanswered = {LATE, f"{NONE}: {OPEN}"}
+        known = {} if options.again else {key for key in table if table[key] not in unanswered}
         todo = [fault for fault in faults if fault.key not in known]
+        todo.sort(key=lambda fault: "::" not in tests_of(fault)[0])  # whole files take longest
         tried(todo, options.jobs, 60 * options.minutes, lambda text: print(text, flush=True))
 
 

@@ -105,12 +105,19 @@ OF_BOTH = RNG.random((SEQUENCES, HEADS, 4, 4)) < 0.5
         (OF_HEADS, None, causal),
         (OF_HEADS, OTHER & ~OF_HEADS, MODS["both"][0]),
         (OF_BOTH, ~OF_BOTH, causal),
+        (OF_HEADS | (np.arange(HEADS) == 0)[:, None, None], None, causal),  # the rule, of head 0
         (OF_BOTH[:, :1], None, MODS["documents"][0]),
         (np.ones_like(TABLE), None, causal),
     ],
 )
 def test_lists_of_blocks(partial, full, mod) -> None:
     compare(listed(partial, full, mod))
+
+
+def test_blocks_behind_the_last_key_are_none() -> None:
+    counts, columns = torch.tensor([[[2]]]).int(), torch.tensor([[[[0, 2, 1]]]]).int()
+    made = flex.BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=64, seq_lengths=(64, 128))
+    assert mc.from_block_mask(made).count(64, 128) == 64 * 64
 
 
 def test_all_blocks_listed_as_partial_is_the_rule() -> None:

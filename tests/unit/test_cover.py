@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -180,7 +182,32 @@ def test_the_first_failure(tmp_path, body, found):
     )
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_x.py").write_text(f"def test_x():\n    {body}\n")
-    assert mutants.first_failure(tmp_path, ["tests/test_x.py"], seconds=3) == found
+    run = partial(mutants.imported_anew, tmp_path, ["tests/test_x.py"])
+    assert mutants.first_failure(tmp_path, run, seconds=3) == found
+
+
+def code_of(text: str) -> CodeType:
+    return compile(text, "x.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("def f(x):\n    return x + 1", "def f(x):\n    return x", ["f"]),
+        ("class A:\n    def f(self):\n        return [x < 1 for x in self]",
+         "class A:\n    def f(self):\n        return [x <= 1 for x in self]", ["A.f"]),
+        ("def f():\n    def g(x):\n        return x - 1\n    return g",
+         "def f():\n    def g(x):\n        return x\n    return g", ["f"]),
+        ("def f(x=1 + y):\n    return x", "def f(x=y):\n    return x", None),
+        ("def f(x):\n    return x", "def f(y):\n    return y", ["f"]),
+        ("class A:\n    x = y + 1", "class A:\n    x = y", None),
+        ("def f():\n    return 1", "def f():\n    return 1", []),
+    ],
+)  # fmt: skip
+def test_functions_that_take_a_fault(old, new, names):
+    """None where the file is imported anew, because more than its functions differ."""
+    changed = mutants.changed_functions(code_of(old), code_of(new))
+    assert names == (None if changed is None else [code.co_qualname for code in changed])
 
 
 def test_what_is_known_is_kept(tmp_path, monkeypatch):

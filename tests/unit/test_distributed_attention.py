@@ -17,7 +17,7 @@ import torch
 import maskc as mc
 from maskc import driver
 from maskc.core.dtypes import DType
-from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree
+from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree, ShardLength
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.distributed import groups
@@ -193,6 +193,14 @@ def test_all_ranks_refuse_slopes_where_one_must(monkeypatch: pytest.MonkeyPatch)
 
     rank_threads.run(3, job)
     assert sorted(refused) == [0, 1, 2]
+
+
+def test_one_rank_needs_no_process_group():
+    made = mc.distributed.plan(mc.causal(), 256, 1, heads=(2, 1, 16))
+    alone = groups.ranks_of(made)
+    Accord(made, alone, torch.device("meta")).begin()
+    with pytest.raises(ShardLength):
+        Accord(made, alone, torch.device("meta"), wrong=1, tokens=255).begin()
 
 
 def test_predictions_are_of_the_kernels_that_run():

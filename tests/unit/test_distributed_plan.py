@@ -49,6 +49,18 @@ def test_chunks_that_fit_send_nothing():
     assert made.layer().received.sum() == 0
 
 
+def test_one_rank_compares_nothing():
+    alone = plan(mc.causal(), 4096, 1, heads=HEADS)
+    assert list(alone.tried) == ["contiguous"]
+    assert alone.explain().splitlines()[-1].endswith("keys: none")  # no picture of ranks
+
+
+def test_calls_without_keys():
+    few = mc.where(lambda q, k: k <= 5 - max(1, k))  # its loops begin with the first tile
+    made = plan(few, 64, 2, heads=HEADS, n_kv=0)
+    assert made.layer().received.sum() == 0
+
+
 def test_one_layout_serves_masks_that_alternate():
     masks = {"full": mc.causal(), "sliding": WINDOW}
     made = plan(masks, 65536, 8, heads=HEADS)
@@ -146,6 +158,7 @@ def test_mistakes(options: dict[str, object], code: str):
 
 def test_explain_says_who_sends_what_to_whom():
     text = plan(WINDOW, 8192, 4, heads=HEADS).explain()
+    assert "16.7% of all-gather" in text  # 1023 of 3 * 2048 keys
     assert "rank 2: tokens 4096-6143" in text
     assert "1023 from 1" in text
     assert "  |▓█  |" in text or "  |▒█  |" in text

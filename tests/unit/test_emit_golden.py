@@ -164,3 +164,10 @@ def test_the_hash_seed_does_not_matter():
         )  # fmt: skip
         texts.append(done.stdout)
     assert texts[0] == texts[1]
+
+
+def test_the_longest_formula_decides_how_many_pairs_are_tested_at_once():
+    long = mc.offsets([1, 5, 11, 30]) & mc.where(lambda q, k: (q % 2 < k % 3) | (q % 5 > k % 7))
+    spec = kernel_spec(plan(mc.per_head([mc.causal(), long] * 2), "sm_90a"), ())
+    assert [len(shape.predicate) <= 4 for shape in spec.shapes] == [True, False]
+    assert spec.keys_at_once == 8

@@ -93,6 +93,20 @@ def test_a_copy_that_nobody_waits_for():
     assert any(np.isnan(x).any() for x in found)
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_elements_behind_an_array(rows):
+    body = """
+    float x[2][1] = {};
+    for (int r = 0; r < %d; r++) x[r][0] = p.x[r + threadIdx.x];
+    p.y[threadIdx.x] = x[0][0] + x[1][0];
+    """
+    if rows == 2:
+        assert np.array_equal(run(body % rows, X)[:128], X[:128] + X[1:129])
+    else:
+        with pytest.raises(machine.Fault, match=r"element 2 of an array 'float \[2\]\[1\]'"):
+            run(body % rows, X)
+
+
 def test_lanes():
     y = run(
         """

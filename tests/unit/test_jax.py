@@ -124,6 +124,7 @@ def test_layout_with_heads_first(spelling):
     out = attention(*turned, MASK, layout=spelling).swapaxes(1, 2)
     with pytest.warns(mc.LayoutWarning, match="layout='bhnd'"):
         attention(*turned, MASK)
+    attention(*(x[:, : oracle.HEADS] for x in (q, q, q)), mc.causal())  # [N, H] or [H, N]: silent
     np.testing.assert_array_equal(out, attention(q, k, v, MASK))
     np.testing.assert_array_equal(out, attention(q, k, v, MASK, layout="bshd"))
 

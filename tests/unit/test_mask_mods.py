@@ -175,6 +175,7 @@ FUNCTIONS: dict[str, Mod] = {
     "partial": functools.partial(lambda size, b, h, q, k: q - k < size, 3),
     "default": lambda b, h, q, k, size=4: abs(q - k) < size,
     "heads": lambda b, h, q, k: q - k <= 3 * h,
+    "options": lambda b, h, q, k: q - k <= 3 if (N == 12) is True else q >= k,
     # bits that a plain integer names are formulas, for all lengths
     "bits set": lambda b, h, q, k: (q | 5) > (k ^ 3),
     "bits set and cleared": lambda b, h, q, k: ((q & 6) | 1) != (~k & 3),

@@ -924,6 +924,19 @@ def test_scales_of_pools_that_are_refused():
             attn.run(pool.queries([1, 1], 4), *pools, of, k_scale=scale)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_scales_that_change_in_place(library, dtype):
+    """A plan keeps no copy of them, and may be asked again."""
+    pool = Pool([20, 7], 8, 2, 16)
+    attn = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
+    make = np.asarray if library == "numpy" else pytest.importorskip("torch").from_numpy
+    plan, scale = attn.plan(make(pool.table), 1, [20, 7]), np.ones(2, dtype)
+    for number in (0.5, 2.0):
+        scale[:] = number
+        assert plan.scales(make(scale), 1.0).held[0].held.tolist() == [number] * 2
+
+
 # ------------------------------------------------------------------ Hopper's kernels
 
 

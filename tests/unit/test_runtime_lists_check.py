@@ -147,6 +147,12 @@ def test_rows_of_packed_heads(card):
         assert attn.last_layouts[-1] == "device lists"
 
 
+def test_data_of_fewer_queries_than_keys(card):
+    queries = np.arange(128) < np.array([[100], [120]])
+    attn = call(mc.flags("x", on="q") & mc.causal(), {"x": queries}, n_q=128)
+    assert set(attn.last_layouts) == {"device lists"}
+
+
 def test_layouts_of_other_calls(card):
     q = torch.zeros(1, 4, N, 64, dtype=torch.bfloat16)
     for mask, data, layout in (

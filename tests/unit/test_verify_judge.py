@@ -131,6 +131,7 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(dtype: str):
     swapped = (right[0], right[2], right[1])
     assert not judged_backward(judge, rows, tensors, lambda _: swapped).ok
     assert not judge.verdict(lse=lse + 1e-3).ok
+    assert judge.verdict(out=stored(out), lse=lse + 1).error == pytest.approx(1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

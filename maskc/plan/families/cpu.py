@@ -30,7 +30,7 @@ def schedule(problem: Problem) -> Schedule:
     Storage in bfloat16 or float16 changes nothing: tiles are widened when they are loaded.
     """
     tile, widest = problem.tile or TILE, max(problem.head_dim, problem.head_dim_v)
-    scratch = 4 * (8 * max(tile.q, tile.k) * widest + 4 * tile.q * tile.k)
+    scratch = 16 * ((tile.q + tile.k) * widest + tile.q * tile.k)
     return Schedule(
         tile,
         f"tiles of {tile.q} x {tile.k}: products run from registers, and a thread's fp32 tiles "

@@ -828,3 +828,17 @@ const char *run(void (*kernel)(void *), void *arguments, int count, int threads,
     return failure.empty() ? nullptr : failure.c_str();
 }
 }  // namespace emu
+
+// What g++ calls with an index that an array does not have, as -fsanitize=bounds says.
+struct ArrayType {
+    unsigned short kind, info;
+    char name[1];
+};
+struct OutOfBounds {
+    const char *file;
+    unsigned line, column;
+    const ArrayType *array, *index;
+};
+extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds *place, unsigned long index) {
+    emu::fail("element %ld of an array %s", (long)index, place->array->name);
+}
