@@ -410,16 +410,12 @@ class KernelSpec:
 
     @property
     def copies_pair_tiles(self) -> bool:
-        """Whether the kernel copies tiles of that table to shared memory if it is in storage
+        """Whether a warp copies tiles of that table to shared memory if it is in storage
         precision."""
-        schedule = self.schedule
         return (
-            self.reads_pair_rows
-            and not self.thresholds
-            and schedule is not None
-            and schedule.pair_bytes > 0
-            and schedule.has_room(schedule.pair_bytes, self.target)
-        )
+            self.reads_pair_rows and not self.thresholds and not self.by_documents
+            and self.schedule is not None and self.schedule.pair_slots > 0
+        )  # fmt: skip
 
     @property
     def adds_pairs(self) -> bool:

@@ -49,6 +49,9 @@ class Schedule:
     """fp32 workspace per query."""
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
+    pair_slots: int = 0
+    """Tiles of a table with an entry for each pair, in storage precision, for which shared memory
+    has room (sm_90a)."""
     data_rows: bool = True
     """Whether columns bounded by data are found as intervals instead of by testing pairs."""
 
@@ -66,12 +69,6 @@ class Schedule:
     def shift_bytes(self) -> int:
         """Shared memory for terms of scores that depend on distance: a number for every diagonal of
         a warpgroup's tile (sm_90a)."""
-        return 0
-
-    @property
-    def pair_bytes(self) -> int:
-        """Shared memory of a tile of a table with an entry for each pair, in storage precision; 0
-        if the kernel has none (sm_90a)."""
         return 0
 
     def has_room(self, size: int, target: Target) -> bool:

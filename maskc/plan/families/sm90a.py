@@ -122,10 +122,6 @@ class ForwardSchedule(Schedule):
         return self.registers[0]
 
     @property
-    def pair_bytes(self) -> int:
-        return 2 * self.tile.q * self.tile.k if self.tile.k % SLAB == 0 else 0
-
-    @property
     def shift_bytes(self) -> int:
         return 4 * self.stages * self.warpgroups * (64 + self.tile.k - 1)
 
@@ -159,10 +155,14 @@ _FORMS = {
 _UNEQUAL_FORMS = {(192, 128): _Form(2, 128, 2, (240, 24), pv_wait=1)}
 """The forms of each pair of head dimensions, of q and k, and of v."""
 
-_PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
+_PAIR_FORM = _Form(2, 128, 3, (232, 40), keep_q=True)
 """The form at head dimensions up to 64 if the score formula reads a table with an entry for each
-pair. With three warpgroups, too few registers are left for the entries: a pair bias for each
-sequence at 2k takes 0.178 ms then (bf16, one H200)."""
+pair. Shared memory has room for three tiles of the table. With three warpgroups, too few registers
+are left for the entries: a pair bias for each sequence at 2k takes 0.178 ms then (bf16, one
+H200)."""
+_SMALL_PAIR_FORM = _Form(1, 64, 2, (128, 32), keep_q=True, blocks=3)
+"""Likewise for short rows. With two stages, shared memory has room for three tiles of the table."""
+_MOST_PAIR_SLOTS = 3
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
@@ -214,7 +214,7 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if problem.converts:
         return _schedule(problem, _POOL_FORMS[problem.head_dim])
     default = _form(problem)
-    if problem.head_dim <= 64 and problem.score and pair_read(problem.score.logit):
+    if _reads_pairs(problem):
         default = _PAIR_FORM
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
     dims = problem.head_dim, problem.head_dim_v
@@ -222,6 +222,12 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
         return schedule
     interleaved = replace(dict(schedule.modes)["persistent"], macro="INTERLEAVED")
     return replace(schedule, modes=(*schedule.modes, (INTERLEAVED, interleaved)))
+
+
+def _reads_pairs(problem: Problem) -> bool:
+    """Whether the forms for tables with an entry for each pair are chosen."""
+    score = problem.score
+    return problem.head_dim <= 64 and score is not None and pair_read(score.logit) is not None
 
 
 def _form(problem: Problem) -> _Form:
@@ -284,7 +290,18 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
 def small_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS."""
     forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
-    return _schedule(problem, forms[problem.head_dim])
+    form = _SMALL_PAIR_FORM if _reads_pairs(problem) else forms[problem.head_dim]
+    return _schedule(problem, form)
+
+
+def pair_slots(problem: Problem, tile: TileShape, room: int) -> int:
+    """Return how many tiles of a table with an entry for each pair fit `room` bytes, if the score
+    formula reads one in storage precision."""
+    if problem.score is None or pair_read(problem.score.logit) is None or tile.k % SLAB:
+        return 0
+    if problem.converts or problem.dtype.itemsize != 2:
+        return 0
+    return max(0, min(_MOST_PAIR_SLOTS, room // (2 * tile.q * tile.k)))
 
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
@@ -298,28 +315,32 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * -(-problem.head_dim_v // SLAB) * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 and not problem.converts else 0
-    default_mode = _mode(Grid.items, threads, room[1], form.blocks, "")
+    one_q = room[2] > most
+    slots = pair_slots(problem, tile, most - room[1 if one_q else 2])
+    pairs = slots * 2 * tile.q * tile.k
+    default_mode = _mode(Grid.items, threads, room[1] + pairs, form.blocks, "")
     if lists:
         entmax = replace(
             default_mode.launches[0], grid=Grid.stream, shared_bytes=room[1] + lists,
             feature=Feature.entmax,
         )  # fmt: skip
         default_mode = Mode((*default_mode.launches, entmax))
-    one_q = room[2] > most
     pv = Product("multiply_pv", problem.head_dim_v, from_registers=True, b_along_tokens=1)
     if problem.converts:  # fp16 holds all numbers of E4M3, and converting to bf16 takes longer
         pv = replace(pv, elements="f16")
-    persistent = _mode(Grid.stream, threads, room[1 if one_q else 2], form.blocks, "PERSISTENT")
+    per_row = room[1 if one_q else 2] + pairs
+    persistent = _mode(Grid.stream, threads, per_row, form.blocks, "PERSISTENT")
     modes = [("default", default_mode), ("persistent", persistent)]
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
         modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
     return ForwardSchedule(
         tile,
-        _reason(tile, form, room[1]),
+        _reason(tile, form, room[1] + pairs),
         warps=4 * (warpgroups + 1),
         stages=form.stages,
         min_blocks=form.blocks,
-        shared_bytes=room[1],
+        shared_bytes=room[1] + pairs,
+        pair_slots=slots,
         warpgroups=warpgroups,
         registers=form.registers,
         slabs=slabs.q,

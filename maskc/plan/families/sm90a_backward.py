@@ -116,9 +116,10 @@ from dataclasses import dataclass, replace
 
 from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
-from maskc.plan.families.sm90a import SLAB
+from maskc.plan.families.sm90a import SLAB, pair_slots
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -277,15 +278,21 @@ def _schedule(
     parts_of_v = () if split == "keys" else _parts(slabs_v)
     rest = _shared(tile, slabs + slabs_v, ds_stages, split)
     of_mean = _mean_bytes(tile, slabs + slabs_v, warpgroups)
-    modes = _modes(
-        tile, rest, of_mean, dim if staged else 0, zeroes, warpgroups, blocks, thresholds,
-        _key_blocks(dim + dim_v, tile),
-    )  # fmt: skip
-    modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
-    room = max(
-        launch.shared_bytes
-        for _, mode in modes for launch in mode.launches if launch.entry == "attention_backward"
-    )  # fmt: skip
+    key_blocks = _key_blocks(dim + dim_v, tile)
+
+    def modes_with(more: int) -> tuple[tuple[str, Mode], ...]:
+        return _modes(
+            tile, rest + more, of_mean, dim if staged else 0, zeroes, warpgroups, blocks,
+            thresholds, key_blocks,
+        )  # fmt: skip
+
+    room = TARGETS["sm_90a"].shared_bytes_of(blocks) - _most_shared(modes_with(0))
+    slots = 0 if thresholds else pair_slots(problem, tile, room)
+    modes = tuple(
+        (name, with_tables(mode, problem, tile, THREADS))
+        for name, mode in modes_with(slots * 2 * tile.q * tile.k)
+    )
+    room = _most_shared(modes)
     queries = tile.q if split == "keys" else tile.q // 2
     return BackwardSchedule(
         tile,
@@ -294,10 +301,11 @@ def _schedule(
         stages=2,
         min_blocks=blocks,
         shared_bytes=room,
+        pair_slots=slots,
         mean_bytes=max(room, of_mean),
         registers=registers,
         slabs=slabs,
-        key_blocks=_key_blocks(dim + dim_v, tile),
+        key_blocks=key_blocks,
         warpgroups=warpgroups,
         split=split,
         shares=shares,
@@ -325,6 +333,14 @@ def _schedule(
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=dim + dim_v,
     )
+
+
+def _most_shared(modes: tuple[tuple[str, Mode], ...]) -> int:
+    """Return the shared memory that the main launch of any mode has."""
+    return max(
+        launch.shared_bytes
+        for _, mode in modes for launch in mode.launches if launch.entry == "attention_backward"
+    )  # fmt: skip
 
 
 def _parts(slabs: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@
 #define PACK_GQA 0
 #endif
 #define PAIR_ROWS !PACK_GQA
-// The kernel copies tiles of the table to shared memory, see pair_tiles.cuh.
+// A warp of the producer copies tiles of the table to shared memory, see pair_tiles.cuh.
 #if WITH_PAIR_TILES
 #define PAIR_TILES (PAIR_ROWS && !WITH_ENTMAX)
 #else
@@ -48,16 +48,16 @@ FN void by_pair_kind(const struct Attention &p, bool inside, const Work &work) {
 }
 
 #if PAIR_TILES
-FN bool lays_entries(const struct Attention &p);
-template <int N, typename Work>
-FN void each_laid_entry(const Work &work);
+FN bool copies_entries(const struct Attention &p);
+template <int N, typename Where, typename Work>
+FN void each_copied_entry(const Where &where, const Work &work);
 #endif
 // Calls `work` with every element of a thread and its entry, two neighbors one after the other.
 template <int N, typename Where, typename Work>
 FN void each_entry(const struct Attention &p, const Where &where, const Work &work) {
 #if PAIR_TILES
-    if (lays_entries(p)) {
-        each_laid_entry<N>(work);
+    if (copies_entries(p)) {
+        each_copied_entry<N>(where, work);
         return;
     }
 #endif
