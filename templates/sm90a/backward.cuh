@@ -313,6 +313,18 @@ FN void add_step(struct Shared &shared, const struct Attention &p, const struct 
 }
 
 #endif
+#if ADDS_PAIRS
+#include "sm90a/lib/pair_sums.cuh"
+
+// Adds a step's tile of ds to the gradients of the table of pairs, if the call wants them.
+FN void add_pair_step(struct Shared &shared, const struct Attention &p, const struct Step &step,
+                      u32 at, i32 tile) {
+    if (!BFLOAT16) return;  // to_gradients has added them
+    add_pair_tile(shared.ds[at % DS_STAGES], p, place_of_row(p, step.row),
+                  (step.word & INDEX) * TILE_Q, tile * TILE_K);
+}
+
+#endif
 // The tile column that a block works on.
 struct Column {
     i32 tile, head, shared, steps;
@@ -407,12 +419,18 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
 #endif
+#if ADDS_PAIRS
+    add_pair_step(shared, p, step, at, column.tile);
+#endif
     products_wait<1>();
 #else
     begin_gradient<SLABS_V>(dv, tiles, TO_P + ds_stage(at), TO_DOUT + dout_stage(at), group);
     begin_gradient<SLABS>(dk, tiles, ds_stage(at), q_stage(at), group);
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
+#endif
+#if ADDS_PAIRS
+    add_pair_step(shared, p, step, at, column.tile);
 #endif
     products_wait<2>();
 #endif

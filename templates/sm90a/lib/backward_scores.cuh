@@ -229,7 +229,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         }
     }
 #if ADDS_PAIRS
-    if (BFLOAT16) add_pairs(where.sums(p), ds, kept.p);
+    if (BFLOAT16 && SEPARATE_DQ) add_pairs(where.sums(p), ds, kept.p);
 #endif
 #if HEAD_GRADIENT
     fence_operand(ds);  // one after the other, because registers are short
