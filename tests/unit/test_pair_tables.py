@@ -69,9 +69,10 @@ def test_other_formulas(score):
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("dim", [128, more(96), more(256)])
-def test_head_dimensions(dim):
-    judged(ADDED, mc.window(40), "contiguous", 130, 130, torch.bfloat16, dim)
+@pytest.mark.parametrize("dim", [32, 128, more(96), more(256)])
+@pytest.mark.parametrize("kind", ["contiguous", "shared"])
+def test_head_dimensions(dim, kind):
+    judged(ADDED, mc.window(40), kind, 130, 136, torch.bfloat16, dim)
 
 
 @pytest.mark.usefixtures("device")
@@ -81,10 +82,12 @@ def test_float16_tables_of_other_kernels():
 
 
 @pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("dim", [32, 64])
+@pytest.mark.parametrize("kind", ["contiguous", "shared"])
 @pytest.mark.parametrize("form", ["", "small"])
-def test_persistent_blocks(form):
-    """A block goes on to the next row, whose entries it cannot copy ahead."""
-    made = mc.causal().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+def test_persistent_blocks(form, kind, dim):
+    """A block goes on to the next row; shared memory may still hold its entries."""
+    made = mc.causal().compile(dim, dtype="bfloat16", target="sm_90a", score=ADDED)
     units = tuple(
         replace(u, costs=(Cost(PERSISTENT, 1, 0, 0),)) if PERSISTENT in dict(u.modes) else u
         for u in made.bundle.units
@@ -92,7 +95,7 @@ def test_persistent_blocks(form):
     )
     bundle = replace(made.bundle, units=units)
     attn = CompiledMask(bundle, "sm_90a", held=made.held, inputs=ADDED.inputs)
-    judged(ADDED, mc.causal(), "contiguous", 200, 328, torch.bfloat16, attn=attn)
+    judged(ADDED, mc.causal(), kind, 200, 328, torch.bfloat16, dim, attn=attn)
     assert any(mode == PERSISTENT for _, mode, _ in attn.all_reports)
 
 

@@ -365,6 +365,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             few_tiles=1 << (FEW_KEYS // keys).bit_length() - 1,
             most_tiles=0 if sums or not fp8 else SUM_KEYS // keys,
             resident=form.blocks,
+            heads_first=slots > 0,
         ),
         sum_tiles=SUM_KEYS // keys if sums else 0,
         row_floats=problem.head_dim_v
