@@ -100,6 +100,24 @@ def test_persistent_blocks(form, kind, dim):
 
 
 @pytest.mark.usefixtures("device")
+def test_tiles_that_begin_with_documents():
+    """The first entry of such a tile is not aligned, and no copy begins there."""
+    attn = (mc.documents("doc") & mc.causal()).compile(
+        64, dtype="bfloat16", target="sm_90a", score=ADDED
+    )
+    assert any(unit.by_documents for unit in attn.bundle.units)
+    n, made = 304, torch.Generator().manual_seed(0)
+    doc = torch.bucketize(torch.arange(n), torch.tensor([37, 150, 211]), right=True).int()
+    x = torch.randn((1, 2, n, 64), generator=made).bfloat16()
+    bias = torch.randn((1, 2, n, n), generator=made).bfloat16()
+    out = attn(x, x, x, doc=doc[None], bias=bias)
+    live = (doc[:, None] == doc) & torch.ones(n, n).tril().bool()
+    s = (x.double() @ x.double().mT / 8 + bias.double()).masked_fill(~live, -torch.inf)
+    right = torch.softmax(s, -1) @ x.double()
+    assert (out.double() - right).norm() <= 0.006 * right.norm()
+
+
+@pytest.mark.usefixtures("device")
 def test_small_gradients_in_float16():
     """Gradients of pairs below 2^-24 add up to those of entries."""
     made = torch.Generator().manual_seed(0)
