@@ -10,6 +10,9 @@
 #include "sm90a/lib/pair_rows.cuh"
 
 #endif
+#if FORMULA_FAR
+#define NEAR_BY_ROWS !WITH_ENTMAX
+#endif
 #include "sm90a/lib/logit.cuh"
 
 #include "sm90a/lib/constants.cuh"

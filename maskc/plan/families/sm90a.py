@@ -160,7 +160,7 @@ _PAIR_FORM = _Form(2, 128, 3, (232, 40), keep_q=True)
 pair. Shared memory has room for three tiles of the table. With three warpgroups, too few registers
 are left for the entries: a pair bias for each sequence at 2k takes 0.178 ms then (bf16, one
 H200)."""
-_SMALL_PAIR_FORM = _Form(1, 64, 2, (128, 32), keep_q=True, blocks=3)
+_SMALL_PAIR_FORM = _Form(1, 64, 2, (120, 40), keep_q=True, blocks=3)
 """Likewise for short rows. With two stages, shared memory has room for three tiles of the table."""
 _MOST_PAIR_SLOTS = 3
 _SMALL_FORMS = {
@@ -214,7 +214,7 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if problem.converts:
         return _schedule(problem, _POOL_FORMS[problem.head_dim])
     default = _form(problem)
-    if _reads_pairs(problem):
+    if reads_pairs(problem):
         default = _PAIR_FORM
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
     dims = problem.head_dim, problem.head_dim_v
@@ -224,7 +224,7 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     return replace(schedule, modes=(*schedule.modes, (INTERLEAVED, interleaved)))
 
 
-def _reads_pairs(problem: Problem) -> bool:
+def reads_pairs(problem: Problem) -> bool:
     """Whether the forms for tables with an entry for each pair are chosen."""
     score = problem.score
     return problem.head_dim <= 64 and score is not None and pair_read(score.logit) is not None
@@ -290,7 +290,7 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
 def small_schedule(problem: Problem) -> ForwardSchedule:
     """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS."""
     forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
-    form = _SMALL_PAIR_FORM if _reads_pairs(problem) else forms[problem.head_dim]
+    form = _SMALL_PAIR_FORM if reads_pairs(problem) else forms[problem.head_dim]
     return _schedule(problem, form)
 
 

@@ -119,7 +119,7 @@ from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
-from maskc.plan.families.sm90a import SLAB, pair_slots
+from maskc.plan.families.sm90a import SLAB, pair_slots, reads_pairs
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -205,10 +205,14 @@ _UNEQUAL_TILES = {(192, 128): TileShape(64, 128)}
 _SMALL_TILE = TileShape(64, 64)
 _SMALL_BLOCKS = 2
 """Per multiprocessor."""
+_MORE_SMALL_BLOCKS = 3
+"""Likewise at head dimension 32 with a table of pairs."""
 
 
 def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
+    if reads_pairs(problem) and not thresholds:
+        return small_backward_schedule(problem)
     dims = problem.head_dim, problem.head_dim_v
     tile = _UNEQUAL_TILES.get(dims) or _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
@@ -223,13 +227,16 @@ def small_backward_schedule(problem: Problem, separate_dq: bool = True) -> Backw
         problem: dtypes and head dimensions.
         separate_dq: whether it has the mode SEPARATE_DQ.
     """
-    how = f"a consumer warpgroup and a producer, {_SMALL_BLOCKS} blocks per multiprocessor"
-    made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
+    blocks, registers = _SMALL_BLOCKS, (232, 24)
+    if reads_pairs(problem) and problem.head_dim == 32:
+        blocks, registers = _MORE_SMALL_BLOCKS, (136, 24)
+    how = f"a consumer warpgroup and a producer, {blocks} blocks per multiprocessor"
+    made = _schedule(problem, _SMALL_TILE, 1, "keys", blocks, registers, how)
     if made.work is not None:
-        uneven = LONG_COLUMN // _SMALL_BLOCKS
-        work = replace(made.work, uneven_tiles=uneven, resident=_SMALL_BLOCKS)
+        uneven = LONG_COLUMN // blocks
+        work = replace(made.work, uneven_tiles=uneven, resident=blocks)
         made = replace(made, work=work)
-    if not separate_dq:
+    if not separate_dq or reads_pairs(problem):
         return made
     tile, keep = made.tile, made.slabs > 1
     rows = 3 * tile.q * (1 if keep else 2)
