@@ -216,6 +216,8 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     default = _form(problem)
     if reads_pairs(problem):
         default = _PAIR_FORM
+    elif has_pairs(problem) and default.warpgroups == 2:
+        default = replace(default, registers=_PAIR_FORM.registers, keep_q=False)
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
     dims = problem.head_dim, problem.head_dim_v
     if dims not in _INTERLEAVED or problem.score is not None or problem.dropout:
@@ -224,10 +226,14 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     return replace(schedule, modes=(*schedule.modes, (INTERLEAVED, interleaved)))
 
 
+def has_pairs(problem: Problem) -> bool:
+    """Whether the score formula reads a table with an entry for each pair."""
+    return problem.score is not None and pair_read(problem.score.logit) is not None
+
+
 def reads_pairs(problem: Problem) -> bool:
-    """Whether the forms for tables with an entry for each pair are chosen."""
-    score = problem.score
-    return problem.head_dim <= 64 and score is not None and pair_read(score.logit) is not None
+    """Whether the forms for such tables are chosen."""
+    return problem.head_dim <= 64 and has_pairs(problem)
 
 
 def _form(problem: Problem) -> _Form:
@@ -297,7 +303,7 @@ def small_schedule(problem: Problem) -> ForwardSchedule:
 def pair_slots(problem: Problem, tile: TileShape, room: int) -> int:
     """Return how many tiles of a table with an entry for each pair fit `room` bytes, if the score
     formula reads one in storage precision."""
-    if problem.score is None or pair_read(problem.score.logit) is None or tile.k % SLAB:
+    if not has_pairs(problem) or tile.k % SLAB:
         return 0
     if problem.converts or problem.dtype.itemsize != 2:
         return 0
