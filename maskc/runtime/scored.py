@@ -141,8 +141,14 @@ class ScoreReader:
         self._halves = dtype.value if target.name in _TENSOR_CORES and dtype.itemsize == 2 else ""
         """The dtype in which kernels read that table, apart from float32."""
         backward = [u for u in bundle.units if Direction.backward in u.directions]
-        self._main_adds = self._pair is not None and not bundle.parts and all(
-            "#define ADDS_PAIRS 1" in unit.text for unit in backward if unit.target == target.name
+        self._main_adds = (
+            self._pair is not None
+            and not bundle.parts
+            and all(
+                "#define ADDS_PAIRS 1" in unit.text
+                for unit in backward
+                if unit.target == target.name
+            )
         )
         """Whether the main launch of any backward pass adds the gradients of that table."""
         self.by_distance = S.shift(inputs.formula.logit) is not None

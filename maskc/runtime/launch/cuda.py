@@ -254,9 +254,7 @@ class CudaKernel:
         """Leave out launches for gradients of tables that a call with this block needs not."""
         if not self._of_tables or _FLAGS.unpack_from(block, _SCORE_FLAGS)[0] & TABLES_LEFT:
             return steps
-        return tuple(
-            step for step in steps if not any(step.function is f for f in self._of_tables)
-        )
+        return tuple(step for step in steps if not any(step.function is f for f in self._of_tables))
 
     def read(self, stream: int, address: int, count: int) -> np.ndarray | None:
         """Copy int32 words from the device, when everything before on the stream is done.
