@@ -1,7 +1,7 @@
 // Gradients of the table with an entry for each pair, from a step's tile of ds in shared memory:
 // all threads that compute write whole rows. Needs: pair_rows.cuh, Shared. Gives: add_pair_tile.
 
-// Adds a thread's four neighboring keys, of which `count` exist.
+// Adds four neighboring keys of a thread. Only `count` of them exist.
 FN void add_four(float *from, i64 place, uint2 x, i32 count, bool whole, i64 step, i32 pairs) {
     if (whole && count >= 4) {
         const float2 low = unpack(x.x), high = unpack(x.y);

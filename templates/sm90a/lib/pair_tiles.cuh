@@ -1,7 +1,7 @@
-// Ring of tiles of the table with an entry for each pair, in storage precision, in shared memory. A
-// warp of the producer copies them, asked by the producer thread. A tile that its slot still holds
-// is not copied again: sequences that share a table follow one another. Consumer warps read 8 x 8
-// matrices. Direct loads would take a few bytes of each row at a time. Needs: ptx.cuh,
+// Ring of tiles of the table with an entry for each pair, in shared memory and storage precision.
+// The producer thread requests tiles, and a further warp copies them. A tile that its slot still
+// holds is not copied again, because sequences may share a table. Consumer warps read 8 x 8
+// matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
 // gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS. Gives: PairRing, copies_entries, ask_pairs,
 // copy_pairs, each_copied_entry. The includer defines pair_ring.
 
@@ -29,7 +29,7 @@ struct PairRing {
     struct PairTile wanted[PAIR_SLOTS];
     const unsigned short *held[PAIR_SLOTS];  // first entry of the tile in a slot
     u64 asked[PAIR_SLOTS], full[PAIR_SLOTS], free[PAIR_SLOTS];
-    struct PairPlace next;  // of the tile that the producer thread will ask for
+    struct PairPlace next;  // of the next tile to request
 };
 FN struct PairRing &pair_ring();
 
@@ -44,7 +44,7 @@ FN void initialize(struct PairRing &ring) {
 }
 FN bool copies_entries(const struct Attention &p) { return p.score_pairs & EIGHTS; }
 
-// The producer thread asks for a tile.
+// The producer thread requests a tile.
 FN void ask_pairs(const struct Attention &p, const struct PairTile &tile) {
     if (!copies_entries(p)) return;
     struct PairRing &ring = pair_ring();
