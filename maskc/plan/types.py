@@ -71,6 +71,12 @@ class Schedule:
         a warpgroup's tile (sm_90a)."""
         return 0
 
+    @property
+    def pair_bytes(self) -> int:
+        """Shared memory of a tile of a table with an entry for each pair, in storage precision; 0
+        if warps that compute do not copy any (sm_90a)."""
+        return 0
+
     def has_room(self, size: int, target: Target) -> bool:
         """Whether the main launches (except those of alpha-entmax) could have `size` bytes more
         shared memory with as many blocks per multiprocessor."""

@@ -55,11 +55,11 @@ attention_backward_few(const __grid_constant__ struct Attention p,
 }
 #endif
 
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
-#include "sm90a/lib/pair_tiles.cuh"
+#include "sm90a/lib/pair_ring.cuh"
 
 #endif
 #endif
@@ -100,8 +100,8 @@ struct Shared {
 #if !SPLIT_KEYS
     unsigned char weights[STAGES][PAIR_BYTES];
 #endif
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     struct PairRing pairs;
 #endif
 #endif
@@ -140,16 +140,16 @@ struct Ring {
     FN void next() { steps++; }
 };
 
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
 FN struct PairRing &pair_ring() { return shared_memory().pairs; }
 
 #endif
 #endif
 FN void initialize(struct Shared &shared) {
     shared.holds = shared.settled = 0;
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     initialize(shared.pairs);
 #endif
 #endif
@@ -175,8 +175,8 @@ FN void initialize(struct Shared &shared) {
 struct Step {
     i32 word;
     i32 row;  // index of the tile row
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     u32 number;  // of the step, among those of the block
 #endif
 #endif
@@ -194,9 +194,9 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
     const i32 word = uniform(shared.word[at]);
     return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
 }
-#if WITH_PAIR_TILES
+#if WITH_PAIR_RING
 FN struct Step numbered(struct Step step, u32 number) {
-#if PAIR_TILES
+#if PAIR_RING
     step.number = number;
 #endif
     return step;
@@ -213,8 +213,8 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
     const i32 key = first_key(tile, group);
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     return {place, query, key, own, steps_from(p, place.batch, query, key), step.number};
 #endif
 #endif
@@ -353,7 +353,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     Pairs ds;
     QueryGradient dq;
     wait(shared.q_full[at], stage.phase());
-#if WITH_PAIR_TILES
+#if WITH_PAIR_RING
     const struct Step step = numbered(step_in(shared, at, p), stage.steps);
 #else
     const struct Step step = step_in(shared, at, p);
@@ -538,8 +538,8 @@ attention_backward(const __grid_constant__ struct Attention p,
 #elif DETERMINISTIC
             if (elected()) await_turns(shared, p);
 #endif
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
         } else if (warp == 0) {
             copy_pairs(p);
 #endif

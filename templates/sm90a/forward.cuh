@@ -43,11 +43,11 @@
 #include "sm90a/lib/filter_rows.cuh"
 
 #endif
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
-#include "sm90a/lib/pair_tiles.cuh"
+#include "sm90a/lib/pair_ring.cuh"
 
 #endif
 #endif
@@ -58,8 +58,8 @@ struct alignas(16) Row {
     // not kept in a register: part_of reads it from shared memory when the row is stored.
     i32 part;
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     struct PairPlace pairs;  // of the current tile's entries; in registers only
 #endif
 #endif
@@ -70,8 +70,8 @@ struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][V_STAGE];
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     struct PairRing pairs;
 #endif
 #endif
@@ -110,16 +110,16 @@ struct Shared {
 
 #include "sm90a/lib/ring.cuh"
 
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
 FN struct PairRing &pair_ring() { return shared_memory().pairs; }
 
 #endif
 #endif
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     initialize(shared.pairs);
 #endif
 #endif
@@ -214,8 +214,8 @@ struct Where {
     FN bool all_columns_inside(const struct Attention &p) const {
         return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
     }
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     FN struct PairPlace pairs() const { return row.pairs; }
     // The entries of elements i to i + 7.
     FN void load_pairs(u32 (&x)[4], u32 tile, int i) const {
@@ -237,6 +237,24 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
 }
 #endif
 
+#if WITH_PAIR_TILES
+#if PAIR_TILES
+#include "sm90a/lib/gather_copy.cuh"
+
+#include "sm90a/lib/pair_tiles.cuh"
+
+#endif
+// Whether a tile follows that is of the same row.
+FN bool follows(i32 next) { return !(uniform(next) & END) && !(PERSISTENT && next & FIRST); }
+// Starts the copy of the entries that a tile reads, if they are copied.
+FN void lay_pairs(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
+#if PAIR_TILES
+    lay_entries(p, query - (i32)threadIdx.x % 32 / 4, (word & INDEX) * KEY_STEP, row.head,
+                row.batch);
+#endif
+}
+
+#endif
 #include "sm90a/lib/look.cuh"
 
 #include "sm90a/lib/finish.cuh"
@@ -336,6 +354,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     begin_row(long_sum);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
+#if WITH_PAIR_TILES
+    lay_pairs(p, row, query, word);
+#endif
     struct MaskRow kept;  // what the mask policy keeps between tiles
     // The columns that the thread's rows see. Set later, unless the mask policy works early.
     struct Visible seen = look_early(p, row, query, word, kept);
@@ -354,13 +375,16 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
 #endif
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     struct PairPlace pairs = {0, 0};
     row.pairs = pairs;
 #endif
 #endif
     finish_scores(s, p, row, query, word, kept, seen);
+#if WITH_PAIR_TILES
+    if (follows(next)) lay_pairs(p, row, query, next);
+#endif
     raise_tops(s, factors.unit, factors.stale, softmax);
     exponentials(s, 0, factors.unit, softmax);
     exponentials(s, 1, factors.unit, softmax);
@@ -402,6 +426,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             take_q(q, shared, q_place.at, group);
             start(softmax);
             begin_row(kept);
+#if WITH_PAIR_TILES
+            lay_pairs(p, row, query, word);
+#endif
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
@@ -426,13 +453,16 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_SHIFTS
         add_shifts(s, stage.at, group);
 #endif
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
         pairs.next();
         row.pairs = pairs;
 #endif
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
+#if WITH_PAIR_TILES
+        if (follows(next)) lay_pairs(p, row, query, next);
+#endif
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
         if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);
@@ -508,8 +538,8 @@ attention_forward(const __grid_constant__ struct Attention p,
         else if (elected()) copy_tiles(pool_stages(shared), p, maps);
 #else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
         if (uniform(threadIdx.x / 32) == 1) copy_pairs(p);
 #endif
 #endif

@@ -119,7 +119,7 @@ from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
-from maskc.plan.families.sm90a import SLAB, pair_slots, reads_pairs
+from maskc.plan.families.sm90a import SLAB, has_pairs, pair_slots
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -211,7 +211,7 @@ _MORE_SMALL_BLOCKS = 3
 
 def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
-    if reads_pairs(problem) and not thresholds:
+    if has_pairs(problem) and problem.head_dim <= 64 and not thresholds:
         return small_backward_schedule(problem)
     dims = problem.head_dim, problem.head_dim_v
     tile = _UNEQUAL_TILES.get(dims) or _TILES[problem.head_dim]
@@ -228,7 +228,7 @@ def small_backward_schedule(problem: Problem, separate_dq: bool = True) -> Backw
         separate_dq: whether it has the mode SEPARATE_DQ.
     """
     blocks, registers = _SMALL_BLOCKS, (232, 24)
-    if reads_pairs(problem) and problem.head_dim == 32:
+    if has_pairs(problem) and problem.head_dim == 32:
         blocks, registers = _MORE_SMALL_BLOCKS, (136, 24)
     how = f"a consumer warpgroup and a producer, {blocks} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", blocks, registers, how)
@@ -236,7 +236,7 @@ def small_backward_schedule(problem: Problem, separate_dq: bool = True) -> Backw
         uneven = LONG_COLUMN // blocks
         work = replace(made.work, uneven_tiles=uneven, resident=blocks)
         made = replace(made, work=work)
-    if not separate_dq or reads_pairs(problem):
+    if not separate_dq or (has_pairs(problem) and problem.head_dim <= 64):
         return made
     tile, keep = made.tile, made.slabs > 1
     rows = 3 * tile.q * (1 if keep else 2)

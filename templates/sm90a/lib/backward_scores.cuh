@@ -47,8 +47,8 @@ struct Where {
     i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     u32 number;  // of the step
     FN struct PairPlace pairs() const { return pair_place_of(number); }
     // The entries of elements i to i + 7.

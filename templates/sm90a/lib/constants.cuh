@@ -10,8 +10,8 @@
 #define PACK_GQA 0  // pack_gqa: the query heads of a key/value head are rows of one tile
 #endif
 // Keep a warpgroup's q in registers, if the logits leave room for it.
-#if WITH_PAIR_TILES
-#define KEEP_Q (ROOM_FOR_Q && PAIR_TILES && !HAS_SLOPE)
+#if WITH_PAIR_RING
+#define KEEP_Q (ROOM_FOR_Q && PAIR_RING && !HAS_SLOPE)
 #else
 #define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
 #endif

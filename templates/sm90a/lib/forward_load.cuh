@@ -58,8 +58,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
             }
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
             ask_pairs(p, {work.tile * TILE_Q, column * KEY_STEP, place.head, place.batch});
 #endif
 #endif
@@ -72,8 +72,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         work = coming;
         coming = {};
     }
-#if WITH_PAIR_TILES
-#if PAIR_TILES
+#if WITH_PAIR_RING
+#if PAIR_RING
     ask_pairs(p, {-1, 0, 0, 0});
 #endif
 #endif

@@ -8,11 +8,17 @@
 #define PACK_GQA 0
 #endif
 #define PAIR_ROWS !PACK_GQA
-// A warp of the producer copies tiles of the table to shared memory, see pair_tiles.cuh.
+// The kernel copies tiles of the table to shared memory: warps that compute (PAIR_TILES, see
+// pair_tiles.cuh), or a warp of the producer (PAIR_RING, see pair_ring.cuh).
 #if WITH_PAIR_TILES
 #define PAIR_TILES (PAIR_ROWS && !WITH_ENTMAX)
 #else
 #define PAIR_TILES 0
+#endif
+#if WITH_PAIR_RING
+#define PAIR_RING (PAIR_ROWS && !WITH_ENTMAX)
+#else
+#define PAIR_RING 0
 #endif
 
 #if PAIR_ROWS
@@ -48,6 +54,11 @@ FN void by_pair_kind(const struct Attention &p, bool inside, const Work &work) {
 }
 
 #if PAIR_TILES
+FN bool lays_entries(const struct Attention &p);
+template <int N, typename Work>
+FN void each_laid_entry(const Work &work);
+#endif
+#if PAIR_RING
 FN bool copies_entries(const struct Attention &p);
 template <int N, typename Where, typename Work>
 FN void each_copied_entry(const Where &where, const Work &work);
@@ -56,6 +67,12 @@ FN void each_copied_entry(const Where &where, const Work &work);
 template <int N, typename Where, typename Work>
 FN void each_entry(const struct Attention &p, const Where &where, const Work &work) {
 #if PAIR_TILES
+    if (lays_entries(p)) {
+        each_laid_entry<N>(work);
+        return;
+    }
+#endif
+#if PAIR_RING
     if (copies_entries(p)) {
         each_copied_entry<N>(where, work);
         return;

@@ -1,125 +1,47 @@
-// Ring of tiles of the table with an entry for each pair, in shared memory and storage precision.
-// The producer thread requests tiles, and a further warp copies them. A tile that its slot still
-// holds is not copied again, because sequences may share a table. Consumer warps read 8 x 8
-// matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
-// gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS. Gives: PairRing, copies_entries, ask_pairs,
-// copy_pairs, each_copied_entry. The includer defines pair_ring.
+// Tiles of the table with an entry for each pair, in storage precision, in shared memory. A warp
+// copies the sixteen rows that it needs of the next tile, and reads them as 8 x 8 matrices. Direct
+// loads take a thread's four bytes of each row at a time. Needs: ptx.cuh, gather_copy.cuh,
+// pair_rows.cuh. Gives: lays_entries, lay_entries, each_laid_entry.
 
-constexpr int PAIR_PIECES = TILE_K / 8;  // of 16 bytes, in a row of a tile
-constexpr u32 PAIR_TILE_BYTES = 2 * TILE_Q * TILE_K;
+#include "sm90a/lib/pair_pieces.cuh"
 
-// Position in the ring, with the mbarrier parity.
-struct PairPlace {
-    i32 at;
-    u32 phase;
-    FN void next() {
-        at = at + 1 == PAIR_SLOTS ? 0 : at + 1;
-        phase ^= at == 0;
-    }
-};
-FN struct PairPlace pair_place_of(u32 steps) {
-    return {(i32)(steps % PAIR_SLOTS), steps / PAIR_SLOTS % 2};
+FN u32 pair_tile() {
+    __shared__ uint4 tiles[4 * GROUPS][16 * PAIR_PIECES];
+    return shared_address(tiles[threadIdx.x / 32 - 4]);
 }
+FN bool lays_entries(const struct Attention &p) { return p.score_pairs & EIGHTS; }
 
-struct alignas(16) PairTile {
-    i32 query, key, head, batch;  // first query and key; a negative query: no more tiles
-};
-struct PairRing {
-    unsigned char tile[PAIR_SLOTS][PAIR_TILE_BYTES];
-    struct PairTile wanted[PAIR_SLOTS];
-    const unsigned short *held[PAIR_SLOTS];  // first entry of the tile in a slot
-    u64 asked[PAIR_SLOTS], full[PAIR_SLOTS], free[PAIR_SLOTS];
-    struct PairPlace next;  // of the next tile to request
-};
-FN struct PairRing &pair_ring();
-
-FN void initialize(struct PairRing &ring) {
-    ring.next = {0, 0};
-    for (int i = 0; i < PAIR_SLOTS; i++) {
-        ring.held[i] = nullptr;
-        barrier_init(ring.asked[i], 1);
-        barrier_init(ring.full[i], 32);
-        barrier_init(ring.free[i], 4 * GROUPS);  // consumer warps
-    }
-}
-FN bool copies_entries(const struct Attention &p) { return p.score_pairs & EIGHTS; }
-
-// The producer thread requests a tile.
-FN void ask_pairs(const struct Attention &p, const struct PairTile &tile) {
-    if (!copies_entries(p)) return;
-    struct PairRing &ring = pair_ring();
-    struct PairPlace place = ring.next;
-    wait(ring.free[place.at], place.phase ^ 1);
-    ring.wanted[place.at] = tile;
-    arrive(ring.asked[place.at]);
-    place.next();
-    ring.next = place;
-}
-
-// The pieces of eight rows at one place lie in different banks.
-FN u32 pair_piece(u32 tile, u32 row, u32 piece) {
-    return tile + 16 * (row * PAIR_PIECES + (piece ^ row % 8));
-}
-// Copies up to 16 bytes from global to shared memory, and writes zeros behind them.
-FN void copy_bytes(u32 to, const void *from, i32 bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                 :: "r"(to), "l"(from), "r"(bytes) : "memory");
-}
-// Arrives once all copies of this thread so far are complete.
-FN void copies_arrive(u64 &barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-                 :: "r"(shared_address(&barrier)) : "memory");
-}
-// The warp that copies. Entries outside the table become zeros.
-FN void copy_pairs(const struct Attention &p) {
-    if (!copies_entries(p)) return;
-    constexpr int ROWS = 32 / PAIR_PIECES;  // that the lanes copy at once
-    struct PairRing &ring = pair_ring();
-    const i32 lane = threadIdx.x % 32, first = lane / PAIR_PIECES, piece = lane % PAIR_PIECES;
+// Starts the copy of a warp's entries. `query` is the first row of the warp. Keys past the last one
+// become zeros.
+FN void lay_entries(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
+    if (!lays_entries(p)) return;
+    const i32 lane = threadIdx.x % 32;
+    const u32 tile = pair_tile();
+    const unsigned short *const from =
+        (const unsigned short *)pair_table(p) + pair_head(head, batch, p);
     const i64 down = pair_row_step(p);
-    struct PairPlace place = {0, 0};
-#pragma unroll 1
-    for (;; place.next()) {
-        wait(ring.asked[place.at], place.phase);
-        const struct PairTile wanted = ring.wanted[place.at];
-        if (wanted.query < 0) break;
-        const unsigned short *from = (const unsigned short *)pair_table(p)
-                                     + pair_head(wanted.head, wanted.batch, p)
-                                     + wanted.query * down + wanted.key;
-        const bool held = ring.held[place.at] == from;
-        __syncwarp();
-        if (lane == 0) ring.held[place.at] = from;
-        if (!held) {
-            const u32 tile = shared_address(ring.tile[place.at]);
-            const i32 rows = p.n_q - wanted.query - first;
-            const i32 left = min_i32(p.n_kv - wanted.key - 8 * piece, 8);
-            const i32 bytes = 2 * max_i32(left, 0);
-            from += first * down + 8 * piece;
-#pragma unroll 4
-            for (int i = 0; i < TILE_Q; i += ROWS) {
-                copy_bytes(pair_piece(tile, i + first, piece), from, i < rows ? bytes : 0);
-                from += ROWS * down;
-            }
-        }
-        copies_arrive(ring.full[place.at]);
+    __syncwarp();  // all lanes have read the entries of the tile before
+#pragma unroll
+    for (int i = 0; i < PAIR_PIECES / 2; i++) {
+        const i32 at = 32 * i + lane, row = at / PAIR_PIECES, piece = at % PAIR_PIECES;
+        const i32 own = key + 8 * piece, left = 2 * max_i32(min_i32(p.n_kv - own, 8), 0);
+        copy_bytes(pair_piece(tile, row, piece),
+                   from + min_i32(query + row, p.n_q - 1) * down + (left ? own : 0), left);
     }
+    copies_commit();
 }
 
-FN void load_matrices_transposed(u32 &a, u32 &b, u32 &c, u32 &d, u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
-}
 // Calls `work` with every element of a thread and its entry.
-template <int N, typename Where, typename Work>
-FN void each_copied_entry(const Where &where, const Work &work) {
-    struct PairRing &ring = pair_ring();
-    const struct PairPlace place = where.pairs();
-    const u32 tile = shared_address(ring.tile[place.at]);
-    wait(ring.full[place.at], place.phase);
+template <int N, typename Work>
+FN void each_laid_entry(const Work &work) {
+    const u32 tile = pair_tile(), lane = threadIdx.x % 32;
+    copies_wait<0>();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
         u32 x[4];
-        where.load_pairs(x, tile, i);
+        load_matrices(x[0], x[1], x[2], x[3],
+                      pair_piece(tile, lane % 16, (u32)i / 4 + lane / 16));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float2 two = unpack(x[j]);
@@ -127,6 +49,4 @@ FN void each_copied_entry(const Where &where, const Work &work) {
             work(i + 2 * j + 1, two.y);
         }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(ring.free[place.at]);
 }
