@@ -181,8 +181,9 @@ class ScoreReader:
         return str((self.inputs.names, dict(self.inputs.defaults), held))
 
     def opened(self, call: AttentionCall) -> OpenedCall:
-        """Open a call, see `CallBlock`. Gradients are fp32 in the shapes of the tables, in the
-        order in which the formula reads them.
+        """Open a call, see `CallBlock`. Gradients have the shapes of the tables, in the order in
+        which the formula reads them. They are fp32. The gradient of a bf16 table of pairs is bf16
+        if no two pairs share an entry.
 
         Raises:
             DataMissing: a table is missing (MC301).
