@@ -45,7 +45,8 @@ plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 
 plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory: used if predicted to be faster at a call's
          lengths, with typical data
-choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
+plan     interleaved: where 2 to 64 query heads share keys, all heads of a query may share a tile
+choice   documents of at most 512 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
          tiles of 128 x 128
 """
 """The text that `explain()` returns."""

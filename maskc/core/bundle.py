@@ -158,6 +158,9 @@ class Launch:
     """Queries or keys that a block covers, where the grid counts them."""
     resident: int = 1
     """Blocks that a multiprocessor runs at once, for grids of what the device runs at once."""
+    roomy_bytes: int = 0
+    """Dynamic shared memory per block where a multiprocessor is to run one block less: it keeps
+    that block away. 0: it runs as many as fit."""
     feature: Feature | None = None
     """The feature that makes a call run this launch, instead of another one of the same entry; None
     if every call runs it."""

@@ -77,6 +77,12 @@ class LaunchPlan:
             return 0 if parts == 1 else -(-tiles * self.unit.tile.q // launch.per_block)
         return _blocks(self.unit, self.sizes, self.tables, launch, multiprocessors)
 
+    def shared_bytes(self, launch: Launch) -> int:
+        """Return the dynamic shared memory of a block of a launch."""
+        work = self.unit.work
+        is_roomy = launch.roomy_bytes and work is not None and work.resident < launch.resident
+        return launch.roomy_bytes if is_roomy else launch.shared_bytes
+
 
 def launch_plan(
     bundle: Bundle,

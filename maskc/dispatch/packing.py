@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.bundle import INTERLEAVED, NOT_INTERLEAVED, PACK_GQA, Bundle, SourceUnit
+from maskc.core.bundle import INTERLEAVED, NOT_INTERLEAVED, PACK_GQA, Bundle, Launch, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature, TileShape
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
+from maskc.layout.work.work_list import blocks_at_once
 
 _FEW = 8
 """Queries per head, up to which heads that share keys with no other are packed. This mode merges
@@ -63,9 +64,23 @@ def packed(
     smallest = min(units, key=lambda unit: unit.tile.q)
     if smallest.work is not None:
         rule = replace(smallest.work, heads=heads, invariant=wanted.deterministic)
-        smallest = replace(smallest, work=rule)
+        launch, rows = smallest.mode(PACK_GQA).launches[0], sizes.batch * sizes.heads_kv
+        smallest = replace(smallest, work=replace(rule, resident=_resident(launch, rows)))
     packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
     return Program(smallest, PACK_GQA), packed_place
+
+
+def _resident(launch: Launch, rows: int) -> int:
+    """Return how many blocks of packed heads run at once on a multiprocessor.
+
+    A launch may be able to run one block less. Rows then take the number with the fewest places in
+    all waves of blocks, as the last wave may leave some of them idle; the larger of equal ones.
+    """
+    most = launch.resident
+    if not launch.roomy_bytes:
+        return most
+    fewer, all_blocks = (n * -(-rows // blocks_at_once(n)) for n in (most - 1, most))
+    return most if all_blocks <= fewer else most - 1
 
 
 def interleaved(

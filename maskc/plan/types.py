@@ -40,6 +40,9 @@ class Schedule:
     shared_bytes: int = 0
     modes: tuple[tuple[str, Mode], ...] = ()
     """CUDA: ways to launch, by name; none: one launch by tile rows."""
+    document_modes: tuple[tuple[str, Mode], ...] = ()
+    """CUDA: further modes of masks whose tiles begin at documents; others gain nothing from
+    them."""
     maps: tuple[TensorMap, ...] = ()
     """CUDA: tensor maps in the order of the kernel's parameter."""
     work: WorkList | None = None

@@ -14,7 +14,7 @@ from maskc.runtime.device_lists.lists_launch import ListsPlan
 from tests.support.documents import neighbours_change_no_bit
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
-from tests.support.hopper import BAND, compiled, given, modes, same_bits
+from tests.support.hopper import BAND, compiled, given, modes, same_bits, way
 from tests.support.judged_lists import on_device
 from tests.support.thorough import more
 
@@ -93,27 +93,31 @@ def tables(rng):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize(
-    ("mask", "draw", "dim", "heads"),
+    ("mask", "draw", "dim", "heads", "mode"),
     [
-        (mc.flags("x") & BAND, flags, 64, (8, 2)),
-        (mc.causal() & mc.window(40) | mc.intervals("x"), prefixes, 256, (4, 1)),
-        more(mc.window(30, 0) | mc.intervals("x") & mc.window(30, 30), images, 256, (8, 4)),
-        (mc.documents("x") & mc.causal(), documents, 64, (16, 2)),
-        more(mc.documents("x"), documents, 256, (4, 1)),
-        more(mc.block_table("x", 64) & mc.causal(), tables, 64, (2, 1)),
+        (mc.flags("x") & BAND, flags, 64, (8, 2), INTERLEAVED),
+        (mc.causal() & mc.window(40) | mc.intervals("x"), prefixes, 256, (4, 1), INTERLEAVED),
+        more(mc.window(30, 0) | mc.intervals("x") & mc.window(30, 30), images, 256, (8, 4),
+             INTERLEAVED),
+        more(mc.documents("x") & mc.causal(), documents, 64, (16, 2), INTERLEAVED),
+        (mc.documents("x") & mc.causal(), documents, 128, (8, 2), INTERLEAVED),
+        (mc.documents("x") & mc.causal(), documents, 64, (16, 2), f"small {INTERLEAVED}"),
+        more(mc.documents("x") & mc.causal(), documents, 128, (4, 1), f"small {INTERLEAVED}"),
+        more(mc.documents("x"), documents, 256, (4, 1), INTERLEAVED),
+        more(mc.block_table("x", 64) & mc.causal(), tables, 64, (2, 1), INTERLEAVED),
     ],
-)
-def test_data_of_sequences(mask, draw, dim, heads, where, monkeypatch):
+)  # fmt: skip
+def test_data_of_sequences(mask, draw, dim, heads, mode, where, monkeypatch):
     """Lists of both, those that a device makes checked against the host's."""
     monkeypatch.setenv("MASKC_CHECK", "1")
     data = draw(np.random.default_rng(0))
     live = torch.from_numpy(mask.dense(N, N, x=data)).reshape(2, 1, N, N)
-    attn = compiled(mask, dim, mode=INTERLEAVED)
+    attn = compiled(mask, dim, mode=mode)
     x = on_device(data) if where == "device" else data
     made = given(N, N, dim, batch=2, heads=heads[0], kv_heads=heads[1])
     check(attn, made, live, data={"x": x})
     assert isinstance(attn._last[1], ListsPlan) == (where == "device")
-    assert attn.last_sources[-1] == f"sm_90a {INTERLEAVED}"
+    assert attn.last_sources[-1] == " ".join(way(mode))
 
 
 @pytest.mark.parametrize("dim", [64, 256])
@@ -196,6 +200,23 @@ def test_masks_of_data_take_the_mode_for_typical_data(mask, dim, heads, mode):
     span = np.zeros((1, n), np.int32)
     attn(*made, x=on_device((span, span + 5)))
     assert attn.last_sources[-1] == f"sm_90a {mode}"
+
+
+@pytest.mark.parametrize(
+    ("promise", "heads", "source"),
+    [
+        (None, (4, 1), "sm_90a interleaved"),
+        (80, (4, 1), "sm_90a_small interleaved"),
+        (80, (2, 2), "sm_90a_small persistent"),
+    ],
+)
+def test_documents_take_it_at_128(promise, heads, source):
+    """Windows do not: see test_calls_without_the_mode."""
+    attn = (mc.documents("x") & mc.causal()).compile(128, target="sm_90a")
+    made = given(N, N, 128, heads=heads[0], kv_heads=heads[1])[:3]
+    ends = on_device(np.array([0, 70, N], np.int32))
+    attn(*made, x=mc.cu_seqlens(ends, max_seqlen=promise))
+    assert attn.last_sources[-1] == source
 
 
 def test_windows_take_it():

@@ -141,5 +141,6 @@ def test_the_documents_of_the_comparison(longest):
     ids = _packed(longest)
     lengths = np.bincount(ids)
     assert lengths.max() <= longest
-    assert len(ids) <= max(SAMPLE, longest)
-    assert (lengths[:-1] >= longest * 3 // 4).all()
+    assert len(ids) == max(SAMPLE, longest)
+    assert (lengths[1:-1] >= longest * 3 // 4).all()
+    assert lengths[0] == longest or lengths[0] < longest / 2 + 1

@@ -420,8 +420,9 @@ def test_invariant_rows_are_cut_by_their_own_tiles(tiles, size):
         (8, 2048, 64),  # of 128k keys: 256 blocks in one turn
         (128, 128, 64),  # halves fill the card once
         (256, 256, 256),  # whole rows do
+        (192, 94, 94),  # enough blocks have one
         (512, 64, 64), (512, 16, 16),  # two turns of whole rows
-        (300, 64, 22),  # whole rows would leave most blocks idle in a second turn
+        (300, 64, 16),  # whole rows would leave most blocks idle in a second turn
         (8, 15, 8), (8, 8, 8), (1, 0, 0),
     ],
 )  # fmt: skip

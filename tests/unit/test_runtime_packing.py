@@ -56,6 +56,20 @@ def test_a_row_that_fits_no_small_tile_takes_a_large_one(machine):
     assert mode_of(machine) != "pack_gqa"
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "blocks"), [(4, 2), (132, 2), (133, 3), (198, 3), (199, 2), (280, 3), (512, 2)]
+)
+def test_as_many_blocks_share_a_multiprocessor_as_suit_the_rows(machine, kv_heads, blocks):
+    """Two, or three where as many waves of three have room for all rows."""
+    call = given(n=1, n_kv=1024, heads=(2 * kv_heads, kv_heads))
+    compiled()(*call)
+    launch = next(call for call in machine.driver.calls if call[0] == "launch")
+    allowed = max(call[3] for call in machine.driver.calls if call[0] == "attribute")
+    shared, reserved, most = launch[8], 1024, 228 * 1024
+    assert most // (shared + reserved) == blocks
+    assert shared <= allowed
+
+
 def test_one_query_lies_anywhere(machine):
     """Tokens before heads: several queries of a head are then not one after another."""
     mask = compiled()

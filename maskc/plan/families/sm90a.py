@@ -145,6 +145,8 @@ class _Form:
     pv_wait: int = 2
     blocks: int = 1
     """The blocks that a multiprocessor runs at once."""
+    roomy: bool = False
+    """Whether PACK_GQA may run one block less."""
 
 
 _FORMS = {
@@ -175,11 +177,13 @@ at 128."""
 _MOST_PAIR_SLOTS = 3
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
-    64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
+    64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3, roomy=True),
     96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
     128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
 }
-"""The forms for short rows."""
+"""The forms for short rows. At D 64, decoding with three blocks takes up to 18 % more time than
+with two, except where only three have room for all rows: items are then so short that their starts
+and ends count (benchmarks/results/decoding-64-trial-h200.json)."""
 SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 """The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
 
@@ -210,8 +214,13 @@ _SMALL_POOL_FORMS = {
 _INTERLEAVED = ((64, 64), (256, 256))
 """Head dimensions, of q and k, and of v, with the mode INTERLEAVED. At 64, 64 query heads over 8
 take 0.295 ms for windows of 1024 keys at 8k, and 0.325 ms without it. At 256, 4 over 1 take 0.125
-and 0.135 ms for windows of 512. At 128 the mode takes 1 to 7 % more time, and small tiles at 64
-take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
+and 0.135 ms for windows of 512. At 128 windows take 1 to 7 % more time in this mode, and in small
+tiles at 64 they take 11 % more (bf16, benchmarks/results/interleaved-trial-h200.json)."""
+_INTERLEAVED_DOCUMENTS = ((64, 64), (128, 128))
+"""Head dimensions with the mode for masks of documents, in small tiles too: tiles of keys begin
+where the documents do, so narrow rows skip more of them. Documents of 150 to 450 tokens, 32 query
+heads over 8, D 128: 0.196 ms in small tiles with the mode, and 0.208 ms without it (bf16,
+benchmarks/results/documents-heads-trial-h200.json)."""
 
 _GRID_KEYS = (96, 64)
 """The keys of a tile that is a box of a grid, if default tiles fit the windows less well."""
@@ -227,11 +236,24 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if has_pairs(problem) and problem.head_dim <= 64:
         default = _RING_FORMS[0] if problem.head_dim == 32 else _PAIR_FORM
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
-    dims = problem.head_dim, problem.head_dim_v
-    if dims not in _INTERLEAVED or problem.score is not None or problem.dropout:
+    return _with_interleaved(schedule, problem, _INTERLEAVED)
+
+
+def _with_interleaved(
+    schedule: ForwardSchedule, problem: Problem, dims: tuple[tuple[int, int], ...]
+) -> ForwardSchedule:
+    """Return the schedule with the mode INTERLEAVED: at these head dimensions for all masks, at
+    _INTERLEAVED_DOCUMENTS for documents."""
+    problem_dims = problem.head_dim, problem.head_dim_v
+    if problem.score is not None or problem.dropout or problem.converts:
         return schedule
     interleaved = replace(dict(schedule.modes)["persistent"], macro="INTERLEAVED")
-    return replace(schedule, modes=(*schedule.modes, (INTERLEAVED, interleaved)))
+    more = ((INTERLEAVED, interleaved),)
+    if problem_dims in dims:
+        return replace(schedule, modes=(*schedule.modes, *more))
+    if problem_dims in _INTERLEAVED_DOCUMENTS:
+        return replace(schedule, document_modes=more)
+    return schedule
 
 
 def has_pairs(problem: Problem) -> bool:
@@ -301,7 +323,7 @@ def small_schedule(problem: Problem) -> ForwardSchedule:
     forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
     if has_pairs(problem) and problem.head_dim == 32:
         return _schedule(problem, _RING_FORMS[1])
-    return _schedule(problem, forms[problem.head_dim])
+    return _with_interleaved(_schedule(problem, forms[problem.head_dim]), problem, ())
 
 
 def pair_slots(problem: Problem, tile: TileShape, room: int) -> int:
@@ -343,7 +365,9 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     persistent = _mode(Grid.stream, threads, per_row, form.blocks, "PERSISTENT")
     modes = [("default", default_mode), ("persistent", persistent)]
     if not problem.dropout:  # it needs the head of each row, and is not used for decoding
-        modes.append((PACK_GQA, Mode(default_mode.launches[:1], "PACK_GQA")))
+        roomy = TARGETS["sm_90a"].shared_bytes_of(form.blocks - 1) if form.roomy else 0
+        packed = replace(default_mode.launches[0], roomy_bytes=roomy)
+        modes.append((PACK_GQA, Mode((packed,), "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1] + pairs),

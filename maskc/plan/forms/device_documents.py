@@ -40,6 +40,8 @@ def listed(plan: KernelPlan) -> KernelPlan:
     schedule, work = plan.schedule, plan.schedule.work
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
+    modes = *schedule.modes, *schedule.document_modes
+    schedule = replace(schedule, modes=modes, document_modes=())
     (mask,) = plan.masks
     alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
     covered = None if alongside is None else intervals(alongside)

@@ -202,7 +202,8 @@ class CudaKernel:
         self.name = f"{unit.key} {next(names, '')}".strip()
         shared = {launch.entry: 0 for launch in self._launches}
         for launch in self._launches:
-            shared[launch.entry] = max(shared[launch.entry], launch.shared_bytes)
+            room = max(launch.shared_bytes, launch.roomy_bytes)
+            shared[launch.entry] = max(shared[launch.entry], room)
         self._functions: Mapping[str, Any] = (
             dict.fromkeys(shared) if binary is None else driver.load(binary.code, shared)
         )
@@ -210,12 +211,15 @@ class CudaKernel:
         self.launch, self.capturing, self.usable = driver.launch, driver.capturing, driver.usable
         self._map_bytes = BYTES * len(unit.maps)
 
-    def steps(self, blocks: Callable[[Launch, int], int]) -> tuple[Step, ...]:
+    def steps(
+        self, blocks: Callable[[Launch, int], int],
+        shared_bytes: Callable[[Launch], int] = lambda launch: launch.shared_bytes,
+    ) -> tuple[Step, ...]:  # fmt: skip
         """The launches; `blocks` counts a launch's blocks, given the multiprocessors."""
         processors = self._driver.multiprocessors()
         counted = ((launch, blocks(launch, processors)) for launch in self._launches)
         return tuple(
-            Step(self._functions[launch.entry], count, launch.threads, launch.shared_bytes)
+            Step(self._functions[launch.entry], count, launch.threads, shared_bytes(launch))
             for launch, count in counted
             if count
         )
@@ -229,7 +233,7 @@ class CudaKernel:
         maps = None
         if plan.maps:
             maps = Maps(plan.maps, self._target, self._driver.encoder(self._target))
-        return prepared(plan, self, plan.outputs, self.steps(plan.blocks), maps)
+        return prepared(plan, self, plan.outputs, self.steps(plan.blocks, plan.shared_bytes), maps)
 
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
