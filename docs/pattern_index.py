@@ -20,19 +20,20 @@ from click.testing import CliRunner
 
 from maskc import driver, patterns
 from maskc.cli import main as command_line
-from maskc.cli.costs import costs
 from maskc.core.errors import MaskcError
 from maskc.core.svg import panel
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import kind_name
 from maskc.ir.heads import written_heads
+from maskc.plan.beside import kept_at_most
 from maskc.plan.cost import USUAL_HEADS
 from maskc.plan.explain import predicted
 from maskc.plan.types import KernelPlan
 from maskc.verify.samples import sample_data
 from maskc.viz import words
 from maskc.viz.picture import PairCells, picture
+from maskc.viz.view import ViewSpan, views
 
 PAGE = Path(__file__).with_name("patterns.md")
 FOLDER = Path(__file__).with_name("patterns")
@@ -281,13 +282,8 @@ def prices(name: str, mask: Mask, plan: KernelPlan) -> Iterator[str]:
 
 def _price_row(mask: Mask, plan: KernelPlan, dense: KernelPlan, n: int) -> str:
     """Return a row of the table of prices, a mean over heads where these differ."""
-    sets = costs(mask, plan, n, n, sample_data(mask, n))
-    weights = [len(cost["heads"]) or 1 for cost in sets]
-    live = sum(
-        weight * (cost.get("kept_at_most") or cost["live_pairs"])
-        for weight, cost in zip(weights, sets, strict=True)
-    ) / sum(weights)
-    most = "at most " if "kept_at_most" in sets[0] else ""
+    live, bound = _live_pairs(mask, plan, n)
+    most = "at most " if bound else ""
     times, dense_times = predicted(plan, n, n), predicted(dense, n, n)
     forward, backward = (
         f"{times[which]:.3g} ms" if which in times else "not predicted"
@@ -298,6 +294,23 @@ def _price_row(mask: Mask, plan: KernelPlan, dense: KernelPlan, n: int) -> str:
         f"| {n:,} | {most}{live:,.0f} | {most}{words.percent(live / n**2)} | {live / n:,.0f} "
         f"| {forward} | {backward} | {speedup} |"
     )
+
+
+def _live_pairs(mask: Mask, plan: KernelPlan, n: int) -> tuple[float, bool]:
+    """Return the live pairs of a head, and whether they are a bound as a selection decides.
+
+    Tiles are not on the page, so none are listed, which takes longer than to count pairs.
+    """
+    heads, data = driver.analyse_heads(mask, plan.problem.n_heads), sample_data(mask, n)
+    if "scores" not in data and any(ir.selections for ir in heads.masks):
+        bounds = [kept_at_most(ir, n, n) for ir in heads.masks]
+        if None not in bounds:
+            of_head = heads.of_head or (0,)
+            return sum(bounds[which] for which in of_head) / len(of_head), True
+    whole = ViewSpan(0, n, 0, n)
+    pictures = views(mask, n, n, whole, n_heads=plan.problem.n_heads, data=data)
+    weighted = [(len(alike) or 1, view.count()) for alike, view in pictures.by_heads.items()]
+    return sum(w * live for w, live in weighted) / sum(w for w, _ in weighted), False
 
 
 def runs(name: str) -> Iterator[str]:

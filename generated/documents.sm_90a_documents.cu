@@ -33,7 +33,8 @@ struct Reading {
     bool writes;
 };
 constexpr i32 READINGS = 2;
-constexpr i32 CHUNK = 2048;  // elements per block for side -1
+constexpr i32 CHUNK = 1024;  // elements per block for side -1
+constexpr bool READS_CHUNKS = 0;  // whether any array has side -1
 constexpr i32 READ_TILES = 16;  // most tiles per block for the other sides
 FN struct Reading reading_at(i32 number) {
     switch (number) {

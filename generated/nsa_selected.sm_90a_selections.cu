@@ -91,7 +91,7 @@ FN bool read_part(const struct Lists &p, i32 block) {
 
 #include "common/lib/chosen_lines.cuh"
 
-FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i, i32) {
     if (i >= line.count) return 0;
     const struct Place &at = line.at;
     const i32 row = at.side ? i : at.tile, column = at.side ? at.tile : i;

@@ -165,7 +165,9 @@ def attend(
 def _hint(q: Any, k: Any) -> None:
     """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     torch = torch_of(q)
-    if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+    if torch is not None and (
+        torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    ):
         return
     if getattr(q, "is_nested", False):  # has no shape, and is refused later
         return
@@ -189,7 +191,9 @@ def _attention(
     watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
         score = as_score(score)
-    several = options.return_selection or options.indexer_loss or options.alpha_by_head
+    several = options is not DEFAULTS and (
+        options.return_selection or options.indexer_loss or options.alpha_by_head
+    )
     if watched and (several or q.dtype is torch.float8_e4m3fn):
         if score is None and not several:
             return _scaled(find, torch, q, k, v, mask, options, data, order)
@@ -197,9 +201,10 @@ def _attention(
 
         watched = score is not None and is_traced(torch)
     if watched:
-        from maskc.integrations import torch as with_torch
+        import maskc.integrations.torch as with_torch  # takes less time than `from`
 
-        call = AttentionCall(q, k, v, options, data, order=order)
+        call = AttentionCall(q, k, v, options, data)
+        call = call if order is None else call._replace(order=order)
         return with_torch.attention(find, mask, call, score)
     eager = torch is not None and not torch.compiler.is_compiling()
     if eager and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
@@ -330,15 +335,18 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    *sizes, (place, _) = kernel
+    dim, dim_v, heads, dtype, (place, _) = kernel
     if score is not None and score.mask is not None:
         mask = mask & score.mask
     inner, held = emptied(mask)
     target = "cpu" if place == "cpu" else None
     try:
-        compiled = _remembered(inner, *sizes, target, None if score is None else score.formula)
+        formula = None if score is None else score.formula
+        compiled = _remembered(inner, dim, dim_v, heads, dtype, target, formula)
     except UnknownDType as error:  # which nobody wrote
         raise UnknownDType(*error.args, at="q") from None
+    if held is None and score is None:
+        return compiled
     return compiled.holding(held, None if score is None else score.inputs)
 
 

@@ -77,6 +77,9 @@ def _joined(mask: Mask, to: Restriction) -> Mask:
 _shared = lru_cache(maxsize=256)(_joined)
 
 
+_TAKEN = frozenset(CONVENTIONS)
+
+
 class Keywords(NamedTuple):
     """The keywords as they were given."""
 
@@ -93,6 +96,8 @@ class Keywords(NamedTuple):
     @classmethod
     def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
         """Take them out of the keywords of a call; None if all have their defaults."""
+        if _TAKEN.isdisjoint(keywords):
+            return None
         own_keywords, defaults = {}, cls._field_defaults
         for name in CONVENTIONS:
             if name in keywords:

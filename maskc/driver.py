@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.bundle import Bundle
@@ -30,6 +29,7 @@ from maskc.core.expr import NEVER
 from maskc.core.problem import Placed, Problem, TileShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.target import SPARE, TARGETS, Target
+from maskc.core.widths import plain_integer
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK, structure, walk
 from maskc.dsl.score_tracer import Score
@@ -261,11 +261,8 @@ def problem(
 
 
 def _integer(name: str, given: object) -> int:
-    try:
-        number = index(given)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(given, bool):
+    number = plain_integer(given)
+    if number is None:
         raise BadOption(name, "an integer", repr(given), at=name)
     return number
 
@@ -279,11 +276,8 @@ def _tile(tile: object) -> TileShape | None:
 
 
 def _count(number: object, name: str, given: object) -> int:
-    try:
-        count = index(number)  # type: ignore[arg-type]
-    except TypeError:
-        count = 0
-    if count < 1 or isinstance(number, bool):
+    count = plain_integer(number)
+    if count is None or count < 1:
         what = "a positive integer" if name == "stages" else "a pair of positive integers"
         raise BadTile(name, what, repr(given), at=name)
     return count

@@ -40,10 +40,11 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.parameters import param
-from maskc.dsl.score_tracer import Score
+from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.tracer import where
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.inputs.call_data import times_of_parents
+from maskc.layout.inputs.host import check_int32
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.autograd import has_modes, is_compiling, needs_torch
@@ -123,6 +124,7 @@ def paged(
     Raises:
         BadPages: an argument is out of range (MC464).
         NotPaged: the mask or the formula cannot be evaluated at positions (MC466).
+        NotAScore: `score` is not a score formula (MC132).
         MaskcError: as `Mask.compile`.
     """
     if not isinstance(mask, Mask):
@@ -142,6 +144,7 @@ def paged(
         wanted = "'float8_e4m3fn', or None for that of q"
         raise BadPages("pool_dtype", wanted, repr(pool_dtype), at="pool_dtype")
     if score is not None:
+        score = as_score(score)
         if score.mask is not None:
             mask, score = mask & score.mask, Score(score.inputs)
         read = {x.name for x in E.walk(score.formula.logit) if isinstance(x, E.Sym)}
@@ -256,7 +259,8 @@ class PagedAttention:
 
         Raises:
             BadPages: an argument does not fit the others (MC464).
-            BadPageTable: with MASKC_CHECK=1, a table has an entry that is not a page (MC465).
+            BadPageTable: a sequence has more keys than its pages hold, or fewer keys than queries
+                (MC465). Arrays on a GPU are checked with MASKC_CHECK=1.
             DataMissing, DataUnknown: data are missing, or the mask does not name them (MC301,
                 MC302).
         """
@@ -291,6 +295,13 @@ class PagedAttention:
             raise BadPages("page_table", "[S, W], or a pair of vectors", shapes, at="page_table")
         pages = PageLists.of_lists(*tables) if len(tables) > 1 else PageLists.of_rows(*tables)
         _has(lens, pages.first.shape, "seq_lens_kv")
+        for name, x in (("page_table", tables[-1]), ("seq_lens_kv", lens)):
+            if x.dtype.kind not in "iu":
+                raise BadPages(name, "integers", x.dtype, at=name)
+        room = (pages.end - pages.first) * self.page_size
+        if (lens < 0).any() or (lens > room).any():
+            wanted = f"from 0 on and at most {room.tolist()}, which the pages hold"
+            raise BadPages("seq_lens_kv", wanted, lens.tolist(), at="seq_lens_kv")
         counts = np.minimum(-(-lens // self.page_size), pages.end - pages.first)
         width = int(np.sort(counts)[-2]) if len(counts) > 1 else 0
         if width <= 0:
@@ -369,7 +380,7 @@ class PagedAttention:
         tensors = {"q": q, "k_pool": k_pool, "v_pool": v_pool}
         plan.check_library(tensors)
         self._admit({**tensors, **of_heads, **tables})
-        if os.environ.get("MASKC_CHECK") == "1":
+        if _checks():
             plan.check(k_pool.shape[0])
             kind = None
         if not plan.tokens:
@@ -396,6 +407,10 @@ class PagedAttention:
         _has(out, (plan.tokens, self.heads[0], v_pool.shape[-1]), "out")
         if dtype_of(out) != dtype_of(q):
             raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
+        if torch_of(out) is not None:
+            if out.device != q.device:
+                raise BadPages("out", f"on {q.device}, as q", out.device, at="out")
+            _as_it_lies(out, "out")
 
     @cached_property
     def _split(self) -> tuple[PlacedMask, CompiledMask]:
@@ -444,6 +459,11 @@ class PagedAttention:
         heads, kv_heads = self.heads
         if plan is not None:
             self._check_plan(plan)
+            arrays = {"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool}
+            plan.check_library(arrays if q is None else {**arrays, "q": q})
+        if interleaved and rotary is None:
+            raise BadPages("interleaved", "left out without rotary", repr(interleaved),
+                           at="interleaved")  # fmt: skip
         self._check_pools(k_pool, v_pool)
         slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
@@ -467,7 +487,9 @@ class PagedAttention:
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
         self._refuse_gradients({"k": k, "v": v, "k_pool": k_pool, "v_pool": v_pool, "q": q})
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
-        if os.environ.get("MASKC_CHECK") == "1":
+        if turn is not None and plan is not None:
+            plan.check_positions(int(turn.cosine.shape[0]))
+        if _checks():
             if plan is not None:
                 plan.check(k_pool.shape[0])
             _check_slots(slots, self.page_size)
@@ -493,6 +515,9 @@ class PagedAttention:
             wanted = "left out with slots, which have no positions"
             raise BadPages("rotary", wanted, type(rotary).__name__, at="rotary")
         place = getattr(slots, "device", None), getattr(k, "device", None)
+        if not hasattr(slots, "shape"):
+            kind = type(slots).__name__
+            raise BadPages("slots", "an int64 array of one dimension", kind, at="slots")
         if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
             wanted = f"int64 of one dimension on {place[1]}, as k"
             kind = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
@@ -598,6 +623,7 @@ class PagedAttention:
                     "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
                 )  # fmt: skip
                 raise BadPages(name, wanted, dtype_of(pool), at=name)
+            _as_it_lies(pool, name)
         if k_pool.shape[0] != v_pool.shape[0]:
             wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
             raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
@@ -790,6 +816,9 @@ class PagedPlan:
         if isinstance(page_table, list) and any(hasattr(x, "shape") for x in page_table):
             wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
             raise BadPages("page_table", wanted, "a list of arrays", at="page_table")
+        if isinstance(page_table, tuple) and len(page_table) != 2:
+            wanted = "an array [S, W], or a tuple (kv_indptr, kv_indices)"
+            raise BadPages("page_table", wanted, f"{len(page_table)} arrays", at="page_table")
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
@@ -837,14 +866,18 @@ class PagedPlan:
 
         Args:
             page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data: as in `PagedAttention.plan`.
+                Parameters that are left out keep their values. A CUDA graph keeps those of its
+                capture.
 
         Raises:
             BadPages: an array has another shape (MC464).
+            BadPageTable: as in `PagedAttention.plan` (MC465).
         """
         places = self._places(page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data)
-        if places is not None and places == self._filled:
+        if places is not None and places == self._filled and not _checks():
             self._fill(None)
             return
+        params = _parameters(self.paged, data)
         lengths = self._sequence_queries
         if lengths is not None and not (type(seq_lens_q) is int and seq_lens_q == lengths):
             wanted = f"{lengths}, the queries of every sequence of this plan"
@@ -858,6 +891,9 @@ class PagedPlan:
         self._filled = None
         self._fill(given)
         self._filled = places
+        if params and params != self._params:
+            self._params = self._params | params
+            vars(self).pop("parts", None)
 
     # -------------------------------------------------------------- what a step is
 
@@ -883,9 +919,9 @@ class PagedPlan:
         sequence."""
         return self._state["token_position"]
 
-    def _take(self, x: Any, name: str, rank: int) -> Any:
+    def _take(self, x: Any, name: str, rank: int, flags: bool = False) -> Any:
         """Integers of so many dimensions where the plan is made: a tensor on the GPU, or int64 of
-        NumPy.
+        NumPy; with `flags` also booleans.
 
         Raises:
             BadPages: no integers, another rank, or another device.
@@ -896,10 +932,11 @@ class PagedPlan:
             raise BadPages(name, f"on {self._device}, as the page table", x.device, at=name)
         if self._kernels is None:
             tensor_of: Any = x.numpy() if tensor else np.asarray(x)
-            whole = tensor_of.dtype.kind in "biu"
+            whole = tensor_of.dtype.kind in ("biu" if flags else "iu")
         else:
             tensor_of = x if tensor else torch.as_tensor(np.asarray(x)).to(self._device)
             whole = not (tensor_of.is_floating_point() or tensor_of.is_complex())
+            whole = whole and (flags or tensor_of.dtype != torch.bool)
         if not whole or len(tensor_of.shape) != rank:
             wanted = f"integers of {rank} dimension{'s' * (rank != 1)}"
             raise BadPages(name, wanted, f"{x.dtype if hasattr(x, 'dtype') else type(x).__name__} "
@@ -909,9 +946,7 @@ class PagedPlan:
     def _most_keys(self, page_table: Any, most: int | None) -> int:
         size = self.paged.page_size
         if most is not None:
-            if type(most) is not int or most < 0:
-                raise BadPages("max_seqlen_kv", "an integer from 0 on", most, at="max_seqlen_kv")
-            return most
+            return _count(most, "max_seqlen_kv")
         if not isinstance(page_table, tuple):
             return int(self._take(page_table, "page_table", 2).shape[1]) * size
         if not self._on_host:
@@ -986,7 +1021,7 @@ class PagedPlan:
             given = given[array.part % 2]
         if not hasattr(given, "shape"):
             given = np.asarray(given)
-        values = self._take(given, name, len(given.shape))
+        values = self._take(given, name, len(given.shape), flags=True)
         shape = (self._sizes.sequences, self.max_seqlen_kv)
         if tuple(values.shape) not in (shape, shape[1:]):
             raise BadPages(name, f"of shape {list(shape)} or {list(shape[1:])}: an entry per token",
@@ -1057,6 +1092,8 @@ class PagedPlan:
         """
         if self._kernels is not None:
             if given is not None:
+                if _checks():
+                    self._check_step(given, *self._read_by_host(given))
                 self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
         elif given is not None:
@@ -1141,26 +1178,100 @@ class PagedPlan:
             state[key][...] = where(inside & real[rows], of_token[rows], nothing)
         state["is_real"][...] = real
         state["key_count"][...] = self._shared_keys
-        state["first_page"][...] = arrays["spans"][0, 0]
+        used, spans = arrays["used"], arrays["spans"]  # the longest sequence has entries for all
+        if self._torch is None:
+            state["first_page"][...] = spans[used.argmax(), 0]
+        else:
+            state["first_page"][...] = spans[:, 0].index_select(0, used.argmax(0, keepdim=True))
 
-    def _fill_on_host(self, given: _Given) -> None:
-        sizes = self._sizes
+    def _read_by_host(self, given: _Given) -> tuple[np.ndarray, np.ndarray, PageLists]:
+        """Return where the queries of each sequence begin, its keys, and its pages."""
+        sizes, table = self._sizes, _numpy(given.table)
         if given.lens_q is None:
             starts = np.arange(sizes.sequences + 1) * sizes.sequence_queries
         elif given.cumulative:
-            starts = given.lens_q
+            starts = _numpy(given.lens_q)
         else:
-            starts = np.concatenate([[0], np.cumsum(given.lens_q)])
-        if given.starts is None:
-            pages = PageLists.of_rows(given.table)
-        else:
-            pages = PageLists.of_lists(given.starts, given.table)
+            starts = np.concatenate([[0], np.cumsum(_numpy(given.lens_q))])
+        lists = (table,) if given.starts is None else (_numpy(given.starts), table)
+        pages = PageLists.of_rows(*lists) if len(lists) == 1 else PageLists.of_lists(*lists)
+        return starts, _numpy(given.lens_kv), pages
+
+    def _check_step(
+        self, given: _Given, starts: np.ndarray, lens_kv: np.ndarray, pages: PageLists
+    ) -> None:
+        """Check the numbers of a step on the host.
+
+        Raises:
+            BadPages, BadPageTable: lengths do not fit each other, the plan or the pages (MC464,
+                MC465).
+            DataRange: data leave 32 bits (MC305).
+            PageNotShared: shared keys lie in other pages (MC667).
+        """
+        sizes, lens_q = self._sizes, np.diff(starts)
+        name = "cu_seqlens_q" if given.cumulative else "seq_lens_q"
+        if lens_q.min(initial=0) < 0 or starts[0] < 0:
+            wanted = "ascending" if given.cumulative else "integers from 0 on"
+            raise BadPages(name, wanted, _numpy(given.lens_q).tolist(), at=name)
+        if starts[-1] > sizes.tokens:
+            wanted = f"at least {starts[-1]}, where {name} ends"
+            raise BadPages("total_q", wanted, sizes.tokens, at="total_q")
+        if not sizes.whole and int((-(-lens_q // sizes.block)).sum()) > sizes.blocks:
+            wanted = f"at least {lens_q.max()}, the longest of {name}"
+            raise BadPages("max_seqlen_q", wanted, sizes.block, at="max_seqlen_q")
+        ends = np.zeros(1, int) if given.starts is None else _numpy(given.starts)
+        most = len(pages.entries)
+        if np.diff(ends).min(initial=0) < 0 or ends[0] < 0 or ends[-1] > most:
+            wanted = f"ascending, from 0 on, to {most} at most, the entries"
+            raise BadPages("kv_indptr", wanted, ends.tolist(), at="kv_indptr")
+        if lens_kv.min(initial=0) < 0:
+            raise BadPages("seq_lens_kv", "integers from 0 on", lens_kv.tolist(), at="seq_lens_kv")
+        self._check_room(lens_kv, pages.end - pages.first)
+        short = np.flatnonzero((lens_q > lens_kv) & (lens_kv > 0))
+        if len(short):
+            queries, keys = lens_q[short[0]], lens_kv[short[0]]
+            finding = f"{queries} queries and {keys} keys, among which are those of its queries"
+            raise BadPageTable(short[0], finding, at="seq_lens_kv")
+        for array, values in zip(self.paged.placed.arrays, given.data, strict=True):
+            if array.decl.kind is not DataKind.flags:
+                host = _numpy(values)
+                used = np.arange(host.shape[-1]) < lens_kv[:, None]
+                check_int32(array.decl.name, host[used if host.ndim > 1 else used.any(0)])
+        self._check_shared(pages, lens_kv)
+
+    def _check_shared(self, pages: PageLists, lens_kv: np.ndarray) -> None:
+        """Raise PageNotShared for a sequence with shared keys in other pages than the longest."""
+        size, entry = self.paged.page_size, np.arange(self._shared_keys // self.paged.page_size)
+        if not len(entry) or not len(lens_kv):
+            return
+        held = entry < -(-lens_kv // size)[:, None]
+        page = pages.entries[np.where(held, pages.first[:, None] + entry, 0)]
+        first = pages.first[lens_kv.argmax()]
+        shared = pages.entries[np.minimum(first + entry, len(pages.entries) - 1)]
+        for sequence, index in np.argwhere(held & (page != shared))[:1].tolist():
+            pair = int(page[sequence, index]), int(shared[index])
+            raise PageNotShared(sequence, index, *pair, at="page_table")
+
+    def _check_room(self, lens_kv: np.ndarray, pages: np.ndarray) -> None:
+        """Raise BadPageTable for a sequence with more keys than the plan or its pages hold."""
+        room = np.minimum(self.max_seqlen_kv, pages * self.paged.page_size)
+        for sequence in np.flatnonzero(lens_kv > room)[:1].tolist():
+            finding = f"{lens_kv[sequence]} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
+            if room[sequence] < self.max_seqlen_kv:
+                held = f"its {pages[sequence]} pages hold {room[sequence]}"
+                finding = f"{lens_kv[sequence]} keys, and {held}"
+            raise BadPageTable(sequence, finding, at="seq_lens_kv")
+
+    def _fill_on_host(self, given: _Given) -> None:
+        sizes = self._sizes
+        starts, lens_kv, pages = self._read_by_host(given)
+        self._check_step(given, starts, lens_kv, pages)
         arrays = self.paged.placed.arrays
         data = [
             TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
             for array, x in zip(arrays, given.data, strict=True)
         ]
-        made = step_arrays(sizes, starts, given.lens_kv, pages, data)
+        made = step_arrays(sizes, starts, lens_kv, pages, data)
         for name, to in self._state.items():
             to = to if self._torch is None else to.numpy()
             to[...] = made[name]
@@ -1334,21 +1445,14 @@ class PagedPlan:
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
         free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
-        for sequence, ((first, end), keys) in enumerate(
+        self._check_room(used, spans[:, 1] - spans[:, 0])
+        self._check_shared(PageLists(entries, spans[:, 0], spans[:, 1]), used)
+        for sequence, ((first, _), keys) in enumerate(
             zip(spans.tolist(), used.tolist(), strict=True)
         ):
             count = -(-keys // self.paged.page_size)
-            room = min(self.max_seqlen_kv, (end - first) * self.paged.page_size)
-            if keys > room:
-                finding = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
-                if room < self.max_seqlen_kv:
-                    finding = f"{keys} keys, and its {end - first} pages hold {room}"
-                raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
-            shared = entries[spans[0, 0] :][: self._shared_keys // self.paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
-                if index < len(shared) and page != shared[index]:
-                    raise PageNotShared(sequence, index, page, shared[index], at="page_table")
                 if not 0 <= page < pages:
                     raise PageOutOfPool(sequence, index, page, pages - 1, at="page_table")
                 if page in seen:
@@ -1357,6 +1461,20 @@ class PagedPlan:
                     raise PageFreed(sequence, index, page, at="page_table")
                 seen[page] = index
 
+    def check_positions(self, count: int) -> None:
+        """Check that tables of a rotary embedding have so many positions; positions on a GPU are
+        read with MASKC_CHECK=1 only.
+
+        Raises:
+            BadPages: they have fewer (MC464).
+        """
+        if self._kernels is not None and not _checks():
+            return
+        last = int(_numpy(self.positions).max(initial=-1))
+        if last >= count:
+            wanted = f"tables of at least {last + 1} positions, as the plan has them"
+            raise BadPages("rotary", wanted, count, at="rotary")
+
     def check_slots(self) -> None:
         """Read the slots of new rows on the host, which waits for the GPU, and check them.
 
@@ -1364,6 +1482,11 @@ class PagedPlan:
             SlotTwice: two rows go to one slot (MC663).
         """
         _check_slots(self.slots, self.paged.page_size)
+
+
+def _checks() -> bool:
+    """Whether the host reads arrays of a GPU and checks them."""
+    return os.environ.get("MASKC_CHECK") == "1"
 
 
 def _check_slots(slots: Any, size: int) -> None:
@@ -1381,6 +1504,8 @@ def _kind_of(
     """Everything that the launch of a layer depends on, except where its tensors lie; None for a
     call that torch must see."""
     if not type(q) is type(k_pool) is type(v_pool) is torch.Tensor or has_modes(torch):
+        return None
+    if q.is_neg() or k_pool.is_neg() or v_pool.is_neg():
         return None
     is_trained = q.requires_grad or k_pool.requires_grad or v_pool.requires_grad
     if is_trained and torch.is_grad_enabled():
@@ -1439,6 +1564,13 @@ def _rounded(keys: int) -> int:
     return -(-keys // _ROUNDED) * _ROUNDED
 
 
+def _as_it_lies(x: Any, name: str) -> None:
+    """Raise BadPages for memory with the other sign than its tensor, which kernels do not see."""
+    if torch_of(x) is not None and x.is_neg():
+        wanted = "a tensor without the negative bit: call resolve_neg()"
+        raise BadPages(name, wanted, "one with it", at=name)
+
+
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:
     if tuple(x.shape) != shape:
         raise BadPages(name, f"of shape {list(shape)}", list(x.shape), at=name)
@@ -1489,6 +1621,8 @@ def _known_lengths(
         if seq_lens_q < 0:
             raise BadPages("seq_lens_q", "an integer from 0 on", seq_lens_q, at="seq_lens_q")
         return _Lengths(sequences, seq_lens_q, sequences * seq_lens_q, seq_lens_q)
+    total = None if total is None else _count(total, "total_q")
+    most = None if most is None else _count(most, "max_seqlen_q")
     if total is None or most is None:
         given = seq_lens_q if cu_seqlens_q is None else cu_seqlens_q
         if not on_host and getattr(getattr(given, "device", None), "type", "cpu") != "cpu":
@@ -1500,6 +1634,13 @@ def _known_lengths(
         total = int(lens.sum()) if total is None else total
         most = int(lens.max(initial=0)) if most is None else most
     return _Lengths(sequences, 0, total, most)
+
+
+def _count(x: Any, name: str) -> int:
+    """Return an integer from 0 on, or raise BadPages."""
+    if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < 0:
+        raise BadPages(name, "an integer from 0 on", repr(x), at=name)
+    return int(x)
 
 
 def _parameters(paged: PagedAttention, data: Mapping[str, Any]) -> dict[str, Any]:

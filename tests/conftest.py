@@ -203,3 +203,11 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Spy(mc.causal().compile(DIM, DIM_V, dtype="float32", target="cpu"))
     monkeypatch.setitem(SPIES, "current", made)
     return made
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A driver that takes the place of a Hopper's, and notes what is built and launched."""
+    from tests.support.fake_hopper import Machine
+
+    return Machine(monkeypatch)

@@ -34,10 +34,11 @@ class CallOptions(NamedTuple):
     indexer_loss: bool = False
 
     @classmethod
-    def read(cls, keywords: Mapping[str, Any]) -> tuple[CallOptions, dict[str, Any]]:
-        """(the options among the keywords of a call, all other keywords: the data)."""
+    def read(cls, keywords: dict[str, Any]) -> tuple[CallOptions, dict[str, Any]]:
+        """(the options among the keywords of a call, all other keywords: the data). The dict may be
+        `keywords` itself."""
         if _NAMES.isdisjoint(keywords):
-            return DEFAULTS, dict(keywords)
+            return DEFAULTS, keywords
         if _NAMES.issuperset(keywords):
             return WITH_LSE if keywords == _ONLY_LSE else cls(**keywords), {}
         options, data = {}, {}

@@ -8,9 +8,9 @@ computed of the user's function, anew for the lengths of each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b, sha256
 from typing import Any, Protocol
 
@@ -306,12 +306,94 @@ class Computed(Captured):
         return Computed, (self._evaluation, self._number, self._rank)
 
 
+_REDO = "_maskc_redo"
+"""The attribute of a tensor that a traced function computed: how to compute it again."""
+
+
+Run = Callable[[Callable[[Any], Any]], Any]
+"""Computes a tensor, given a function that returns the present content of those before it."""
+
+
+@dataclass(eq=False)
+class Redo:
+    """The computation of a tensor by a traced function."""
+
+    run: Run
+    sources: tuple[Any, ...]
+    """The tensors that it depends on, of those that exist without the function."""
+    versions: tuple[int | None, ...]
+    """Writes to the sources when it ran last."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of the tensor are plain tensors."""
+        return type(None), ()
+
+
+def computed_by(tensor: Any, run: Run, sources: Sequence[Any]) -> None:
+    """Note how a traced function computed a tensor, so that calls read its present content.
+
+    Args:
+        tensor: the result.
+        run: as in `Redo`.
+        sources: the tensors among its arguments.
+    """
+    known = {
+        id(origin): origin
+        for source in sources
+        for origin in (getattr(source, _REDO).sources if is_computed(source) else (source,))
+    }
+    origins = tuple(known.values())
+    setattr(tensor, _REDO, Redo(run, origins, tuple(map(version_of, origins))))
+
+
+def is_computed(tensor: Any) -> bool:
+    """Whether a traced function computed a tensor."""
+    return hasattr(tensor, _REDO)
+
+
+def forget_computation(tensor: Any) -> None:
+    """Note that something else was written into a tensor that a traced function computed."""
+    if is_computed(tensor):
+        delattr(tensor, _REDO)
+
+
+def present(tensor: Any, results: dict[int, Any] | None = None) -> Any:
+    """Return the tensor; one that a traced function computed gets its present content.
+
+    If gradients flow through the computation, it runs again, because a backward pass consumes its
+    graph.
+    """
+    redo: Redo | None = getattr(tensor, _REDO, None)
+    if redo is None:
+        return tensor
+    results = {} if results is None else results
+    if id(tensor) not in results:
+        versions = tuple(map(version_of, redo.sources))
+        if tensor.requires_grad:
+            results[id(tensor)] = redo.run(partial(present, results=results))
+        elif versions != redo.versions or None in versions:
+            redo.versions = versions
+            results[id(tensor)] = tensor.copy_(redo.run(partial(present, results=results)))
+        else:
+            results[id(tensor)] = tensor
+    return results[id(tensor)]
+
+
+def recomputed(tensor: Any) -> Any:
+    """Return the present content of a tensor inside of a graph, which computes it every time."""
+    redo: Redo | None = getattr(tensor, _REDO, None)
+    return tensor if redo is None else redo.run(recomputed)
+
+
 def version_of(tensor: Any) -> int | None:
     """Return torch's counter of writes to a tensor.
 
     None if writes are not counted, as in inference mode.
     """
     try:
+        owner = tensor if is_computed(tensor) else tensor._base
+        if owner is not None and not owner.requires_grad:
+            present(owner)
         version: int = tensor._version
     except RuntimeError:
         return None

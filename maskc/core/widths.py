@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
@@ -21,6 +22,20 @@ INDEX = 1 << 30
 """Lengths and parameters are at most this."""
 _FAR = 1 << 40
 """Constants beyond it are compared with everything that the other terms can be."""
+
+
+def plain_integer(value: Any) -> int | None:
+    """The value of an integer of Python or of a library; None for anything else.
+
+    Booleans are refused. torch counts them among integers, so a boolean tensor of flags would
+    otherwise pass for the ids 0 and 1.
+    """
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def is_list(array: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from maskc.core.bundle import (
 )
 from maskc.core.cost import Tally
 from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
+from maskc.core.forks import new_lock
 from maskc.core.forms import DATA
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -91,7 +91,7 @@ class SourceSelector:
         self.tuned: dict[str, str] = {}
         """Measured choices: `tuning_key` -> name of a program, or PARTS."""
         self._counts: dict[Hashable, Tally | None] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def source(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
         """Return the source of a pass, the first if there are several.

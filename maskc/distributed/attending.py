@@ -25,7 +25,7 @@ from maskc.core.errors import (
 )
 from maskc.core.selection import SHAPES
 from maskc.core.tensors import contiguous
-from maskc.distributed.groups import Accord, GroupPass, ranks_of, wrong_length
+from maskc.distributed.groups import Accord, GroupPass, number_of, ranks_of, wrong_length
 from maskc.distributed.passes import PassStep
 from maskc.dsl.score_tracer import Score, as_score
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("scale", "softcap", "alpha", "normalizer", "nan_safe")
 """Options that must be equal on all ranks."""
+_MOST_READ = 1 << 16
+"""Elements up to which the host compares an array between ranks."""
 
 
 def attention(
@@ -180,26 +182,36 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
             raise BadShape(name, tuple(x.shape), "four dimensions", at=name)
     formula = None if given.score is None else given.score.inputs.text
     options = given.options
-    named = tuple(name for name in _NUMBERS if getattr(options, name) != getattr(DEFAULTS, name))
+    named = tuple(name for name in _NUMBERS if not _is_default(options, name))
     heads = options.alibi_slopes is None, options.sink_logits is None
     own_values = *named, bool(given.dropout), *heads
     alike = layer, formula, own_values, tuple(given.tables), options.return_lse
-    return Accord.of(plan, ranks, given.qkv, alike, _values(options, given.dropout))
+    return Accord.of(plan, ranks, given.qkv, alike, _values(given, plan.layer(layer)))
 
 
-def _values(options: CallOptions, dropout: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the numbers among the options that the host can read; 0 for all others."""
-    return tuple(
-        _on_host(x) for x in (options.scale, options.softcap, options.alpha, *dropout.values())
-    )
+def _is_default(options: CallOptions, name: str) -> bool:
+    value = getattr(options, name)
+    return not hasattr(value, "shape") and value == getattr(DEFAULTS, name)
+
+
+def _values(given: _Given, layer: LayerPlan) -> tuple[float, ...]:
+    """Return the values of options and tables that the host can read; 0 for all others."""
+    options = given.options
+    numbers = options.scale, options.softcap, options.alpha, *given.dropout.values()
+    alike = (x for name, x in given.tables.items() if name not in layer.choosing)
+    return tuple(map(_on_host, (*numbers, options.alibi_slopes, options.sink_logits, *alike)))
 
 
 def _on_host(value: Any) -> float:
     if isinstance(value, (int, float)):
         return value
-    if str(getattr(value, "device", None)) != "cpu" or math.prod(value.shape) != 1:
+    if getattr(getattr(value, "device", None), "type", None) != "cpu":
         return 0
-    return value.item()  # type: ignore[no-any-return]
+    if (count := math.prod(value.shape)) == 1:
+        return value.item()  # type: ignore[no-any-return]
+    if count > _MOST_READ:
+        return 0
+    return number_of(repr(value.detach().double().numpy().tobytes()))
 
 
 def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exception) -> None:

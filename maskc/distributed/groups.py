@@ -60,6 +60,9 @@ def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
         given = group.get_group()
     if given is None:
         given = dist.group.WORLD
+    if not isinstance(given, dist.ProcessGroup):
+        fault, how = f"and {type(group).__name__} is no group", "pass a ProcessGroup or mesh['cp']"
+        raise WrongGroup(plan.ranks, fault, how, at="group")
     size = dist.get_world_size(given)
     if size != plan.ranks:
         fault = f"and the group has {size}"
@@ -116,7 +119,7 @@ class Calls:
         """Note a call; returns whether ranks compare their calls now."""
         number = self._numbers.get(call)
         if number is None:
-            number = self._numbers[call] = _number(repr(call))
+            number = self._numbers[call] = number_of(repr(call))
         for value in (number, *values):
             # numbers alone: hashes of texts and of None differ between processes
             self.digest = (self.digest * 1_000_003 + hash(value)) % (1 << 61)
@@ -228,8 +231,8 @@ class Accord:
     def _exchanged(self, at: GroupPass, failure: BaseException | None, calls: int = 0) -> list[Own]:
         """Gather the description of each rank's call, by rank."""
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
-        known = _number(self.plan.digest), _number(repr(self.call))
-        values = _number(repr(self.values)) if self.call else 0
+        known = number_of(self.plan.digest), number_of(repr(self.call))
+        values = number_of(repr(self.values)) if self.call else 0
         told_own = Own(at, *known, self.wrong, self.tokens, code, values, calls)
         return [Own(*values) for values in exchanged(self.ranks, self.device, told_own)]
 
@@ -304,5 +307,6 @@ def wrong_length(layout: TokenLayout, name: str, tokens: int, rank: int) -> Shar
     return ShardLength(name, tokens, held, at=name.split()[0])
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """A number for a text, the same in all processes; it fits 60 bits."""
     return int(sha256(text.encode()).hexdigest()[:15], 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import LayerUnknown, ModelArgument, ModelNotServed, NotShared, not_imported
@@ -11,6 +12,7 @@ from maskc.distributed.attending import attention
 from maskc.distributed.groups import ranks_of
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import structure
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
@@ -29,9 +31,11 @@ def context_parallel() -> Any:
     class ContextParallel(ParallelStyle):
         """Attention of a module over a sequence that a mesh's ranks share, by a plan.
 
-        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to a module with
-        forward(q, k, v) on [B, H, tokens, D], such as `mc.nn.Attention`. A transformers model works
-        too: its layers take the masks that the plan names after their types, see `model_masks`.
+        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to `mc.nn.Attention`
+        with the plan's mask; calls take its options, scores and tables. The forward of another
+        module that takes (q, k, v) of shape [B, H, tokens, D] is replaced by
+        `maskc.distributed.attention`. A transformers model works too: its layers take the masks
+        that the plan names after their types, see `model_masks`.
         Everything else in a model works token by token: give it the rank's tokens and their
         positions, `model_inputs`.
         """
@@ -43,7 +47,7 @@ def context_parallel() -> Any:
         def _apply(self, module: Any, device_mesh: Any) -> Any:
             if hasattr(module, "set_attn_implementation"):
                 return _adapted(module, self.plan, device_mesh)
-            self.plan.layer(self.layer)
+            _check_module(module, self.plan.layer(self.layer).mask)
 
             def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
                 options = {**_options_of(module), **given}
@@ -55,15 +59,39 @@ def context_parallel() -> Any:
     return ContextParallel
 
 
+def _check_module(module: Any, mask: Mask) -> None:
+    """Check that `attention` over shards computes what a module computes.
+
+    Raises:
+        NotShared: the module has another mask than the plan, chooses keys by itself, or its forward
+            takes other arguments than q, k and v (MC707).
+    """
+    name, module_mask = type(module).__name__, getattr(module, "mask", None)
+    if isinstance(module_mask, Mask):
+        if structure(module_mask) != structure(mask) and module_mask.equals(mask) is not True:
+            why = f"its mask is {module_mask}, and the plan's is {mask}"
+            raise NotShared(name, why, "make the plan with module.mask", at="module")
+        return
+    names = list(signature(module.forward).parameters)[:3]
+    chooses = any(kind.__module__ == "maskc.nn" for kind in type(module).mro())  # SplashAttention
+    if chooses or names != ["q", "k", "v"]:
+        why = f"its forward takes {', '.join(names)}"
+        if chooses:
+            why = "it chooses keys, which the plan does not"
+        hint = "use mc.nn.Attention, or call mc.distributed.attention in the forward of your module"
+        raise NotShared(name, why, hint, at="module")
+
+
 def _options_of(module: Any) -> dict[str, Any]:
     """Return the options of `mc.nn.Attention` other than q, k and v; nothing for other modules."""
     if not isinstance(getattr(module, "mask", None), Mask):
         return {}
-    names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic")
-    options = {name: getattr(module, name) for name in names}
+    names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic", "score")
+    options = {name: getattr(module, name) for name in (*names, *module._tables)}
     for name in ("alibi_slopes", "sink_logits"):
         given = getattr(module, name)
         options[name] = None if given is None else given.float()
+    options["dropout_p"] = module.dropout if module.training else 0.0
     return options
 
 

@@ -24,6 +24,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SCORING, TOKENS
 from maskc.core.selection import Score as ByScore
 from maskc.core.source import caller
+from maskc.core.widths import plain_integer
 from maskc.distributed import layouts, shards
 from maskc.distributed import plan_report as report
 from maskc.distributed.costs import shares
@@ -713,6 +714,8 @@ def plan(
     ranks = _number("ranks", ranks, 1, 1 << 20)
     batch = _number("batch", batch, 1, 1 << 20)
     sizes = _heads(heads)
+    if move_rows not in (None, True, False):
+        raise PlanArgument("move_rows", repr(move_rows), "True, False or None", at="move_rows")
     lengths = n, n if n_kv is None else _number("n_kv", n_kv, 0, MAX_LENGTH)
     outside = _outside(layout, n, ranks, "layout")
     multiple = lcm(*map(granularity, named.values()))
@@ -788,13 +791,8 @@ def _reach(
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:
-    from operator import index
-
-    try:
-        number = index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number <= most:
+    number = plain_integer(value)
+    if number is None or not least <= number <= most:
         raise PlanArgument(name, repr(value), f"an integer in {least}..{most}", at=name)
     return number
 

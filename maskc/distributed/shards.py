@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maskc.core.errors import ShardLength
-from maskc.distributed.groups import exchanged, ranks_of, wrong_length
+from maskc.core.errors import RanksDisagree, ShardLength
+from maskc.distributed.groups import exchanged, number_of, ranks_of, wrong_length
 
 if TYPE_CHECKING:
     from maskc.distributed.layouts import TokenLayout
@@ -64,12 +64,20 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None, of: str = "q") 
 
     Raises:
         ShardLength: x has another number of tokens than the rank (MC704).
+        RanksDisagree: on CPUs, ranks have another plan, dtype or shape (MC703).
         WrongGroup: the group does not fit the plan (MC706).
     """
     ranks, layout = ranks_of(plan, group), plan.layout_of(of)
     held = {ranks.rank: x.shape[dim]}
     if ranks.size > 1 and x.device.type == "cpu":  # where one would raise, the others would wait
-        held = dict(enumerate(count for (count,) in exchanged(ranks, x.device, [x.shape[dim]])))
+        others = list(x.shape)
+        others[dim] = 0
+        told = x.shape[dim], number_of(f"{plan.digest} {of} {dim} {others} {x.dtype}")
+        tokens_of_ranks, alike = zip(*exchanged(ranks, x.device, told), strict=True)
+        if len(set(alike)) > 1:
+            fault = f"rank {ranks.rank} has {list(x.shape)} of {x.dtype}, tokens along {dim}"
+            raise RanksDisagree("the plan, the dtype or the shape of x", fault, at="x")
+        held = dict(enumerate(tokens_of_ranks))
     for rank, tokens in held.items():
         if tokens != layout.tokens[rank]:
             raise wrong_length(layout, f"x (dim {dim})", tokens, rank)
@@ -96,6 +104,7 @@ def roll(
 
     Raises:
         ShardLength: x has another number of tokens than the rank (MC704).
+        RanksDisagree: on CPUs, ranks have another plan, dtype or shape (MC703).
         WrongGroup: the group does not fit the plan (MC706).
     """
     return shard(plan, unshard(plan, x, dim, group, of).roll(shift, dim), dim, group, of)

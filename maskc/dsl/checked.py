@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from maskc.core.errors import (
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_python
 from maskc.core.source import SourceLoc
-from maskc.core.widths import INT64
+from maskc.core.widths import INT64, plain_integer
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START, AtPositions, Placed, Positions
@@ -43,7 +42,7 @@ def count(where: str, name: str, value: object, at: SourceLoc | None, least: int
     """Check an integer argument that is data: a literal, mc.param(...), or a formula in the
     lengths.
     """
-    number = E.as_const(value.expr) if isinstance(value, Traced) else _integer(value)
+    number = E.as_const(value.expr) if isinstance(value, Traced) else plain_integer(value)
     if number is None and isinstance(value, Traced) and _known_early(value.expr):
         return value.expr
     if number is None:
@@ -86,7 +85,7 @@ def _known_early(formula: Expr) -> bool:
 
 def constant(where: str, name: str, value: object, at: SourceLoc | None, least: int = 1) -> int:
     """A plain integer >= least: strides and block sizes shape the kernel."""
-    number = None if isinstance(value, Traced) else _integer(value)
+    number = None if isinstance(value, Traced) else plain_integer(value)
     if number is None:
         return mistake(NotConstant(where, name, shown(value), at=at), least)
     if number < least:
@@ -96,7 +95,7 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
 
 def seed(where: str, value: object, at: SourceLoc | None) -> int:
     """An integer of 64 bits, with a sign or without."""
-    number = None if isinstance(value, Traced) else _integer(value)
+    number = None if isinstance(value, Traced) else plain_integer(value)
     if number is None:
         return mistake(NotConstant(where, "seed", shown(value), at=at), 0)
     if -INT64 - 1 <= number <= 2 * INT64 + 1:
@@ -111,7 +110,7 @@ def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) ->
         BadIds: something is not an integer, or less than `least` (MC118).
     """
     try:
-        integers = [_integer(item) for item in values]
+        integers = [plain_integer(item) for item in values]
     except TypeError:
         integers = [None]
     known = [item for item in integers if item is not None]
@@ -162,12 +161,3 @@ def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
     if isinstance(value, Mask):
         return value
     return mistake(not_a_mask(where, value, at), Full(loc=at))
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

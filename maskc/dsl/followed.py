@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from maskc.core.captured import computed_by, forget_computation, is_computed, version_of
 from maskc.core.errors import MaskcError
 from maskc.core.source import SourceLoc, raised_at
 
@@ -214,21 +215,94 @@ def device() -> Any:
     return sys.modules["torch"].device("cpu")
 
 
-def torch_calls(seen: Callable[..., Any]) -> AbstractContextManager[Any]:
+def torch_calls(
+    seen: Callable[..., Any], refuse: Callable[[str], NoReturn]
+) -> AbstractContextManager[Any]:
     """During the `with` block, `seen` handles every torch call, so that traced values can index
     tensors.
+
+    Args:
+        seen: takes a function, its positional arguments and its named ones.
+        refuse: raises the tracer's error: a random number would be drawn once, for all pairs.
     """
     torch = sys.modules.get("torch")
-    return nullcontext() if torch is None else _mode(torch, seen)()
+    return nullcontext() if torch is None else _mode(torch, seen, refuse)()
 
 
 @cache
-def _mode(torch: Any, seen: Callable[..., Any]) -> type:
+def _mode(torch: Any, seen: Callable[..., Any], refuse: Callable[[str], NoReturn]) -> type:
     def answered(_: object, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if _draws(torch, name):
+            refuse(f"torch.{name} draws once, for all pairs; index a tensor drawn before")
         return seen(function, args, named or {})
 
     bases = (torch.overrides.TorchFunctionMode,)
     return type("Tracing", bases, {"__torch_function__": answered})
+
+
+@cache
+def _draws(torch: Any, name: str) -> bool:
+    """Whether a function of torch draws random numbers."""
+    packet = None if name.startswith("_") else getattr(torch.ops.aten, name, None)
+    overloads = (getattr(packet, overload) for overload in (packet.overloads() if packet else ()))
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+
+
+def computed(function: Any, args: Any, named: Any) -> Any:
+    """Return the result of a function of torch on the user's tensors, inside of a traced function.
+
+    A call reads the present content of tensors. One that was computed here is computed again after
+    a write into those that it was computed from. Views of the user's tensors share their memory.
+    """
+    tensor = sys.modules["torch"].Tensor
+    sources = [x for x in _flat((args, named)) if isinstance(x, tensor)]
+    before = [version_of(source) for source in sources]
+    result = function(*args, **named)
+    for source, version in zip(sources, before, strict=True):
+        if version_of(source) != version:
+            forget_computation(source)
+    single = type(result) is tensor
+    several = result if isinstance(result, tuple) and sources else ()
+    for number, made in enumerate((result,) if single and sources else several):
+        if type(made) is tensor and not any(_owns(source, made) for source in sources):
+
+            def again(content: Callable[[Any], Any], number: int = number) -> Any:
+                values = function(*_mapped(content, args), **_mapped(content, named))
+                return values if single else values[number]
+
+            computed_by(made, again, sources)
+    return result
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The values inside of nested tuples, lists and dicts."""
+    kind = type(value)
+    if kind not in (tuple, list, dict):
+        yield value
+        return
+    for item in value.values() if kind is dict else value:
+        yield from _flat(item)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The values inside of nested tuples, lists and dicts, changed."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _mapped(change, item) for name, item in value.items()}
+    if kind in (tuple, list):
+        return kind([_mapped(change, item) for item in value])
+    return change(value)
+
+
+def _owns(source: Any, made: Any) -> bool:
+    """Whether a result is the source itself, or a view of it that needs no computation."""
+    if source is made or is_computed(source):
+        return source is made
+    try:
+        return bool(source.untyped_storage().data_ptr() == made.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return True
 
 
 def among(value: Any, kinds: tuple[type, ...]) -> bool:

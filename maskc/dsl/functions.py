@@ -98,11 +98,14 @@ def _clamp_max(input: Any, max: Any) -> Traced:
     return _clamp(input, None, max)
 
 
-def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> object:
+def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Traced:
     left, right = _own(input), _own(other)
     if rounding_mode == "floor":
         return left // right
     if rounding_mode == "trunc":
+        divisor = E.as_const(lift_int(right, "div"))
+        if divisor is not None and divisor < 0:
+            return -_divide(left, -divisor, rounding_mode="trunc")
         negative = settled(E.lt(lift_int(left, "div"), E.ZERO))
         return Traced(choose(negative, (-((-left) // right)).expr, (left // right).expr))
     _refuse('division leaves the integers; use // or rounding_mode="floor"')

@@ -26,6 +26,24 @@ class Node(Mask):
 
     loc: SourceLoc | None = field(default=None, compare=False, repr=False, kw_only=True)
 
+    def __init_subclass__(cls) -> None:
+        """Keep this hash: that of a dataclass visits the whole mask at every call."""
+        super().__init_subclass__()
+        if "__hash__" not in vars(cls):
+            cls.__hash__ = Node.__hash__  # type: ignore[method-assign]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        values = (getattr(self, one.name) for one in fields(self) if one.compare)
+        return hash((type(self), *values))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: hashes differ in every process."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
     @property
     def children(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""

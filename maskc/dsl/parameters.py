@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
 from maskc.core.errors import IntegerTooWide, NotAnInteger
 from maskc.core.source import caller
-from maskc.core.widths import INT64
+from maskc.core.widths import INT64, plain_integer
 from maskc.dsl.score_values import Parameter
 from maskc.dsl.traced import Traced
 
@@ -40,10 +39,9 @@ def param(name: str, default: int | float) -> Any:
     at = caller()
     if isinstance(default, float):
         return Parameter(check_name(name, at), default)
-    try:
-        value = operator.index(default)
-    except TypeError:
-        raise NotAnInteger("param", "default", repr(default), at=at) from None
+    value = plain_integer(default)
+    if value is None:
+        raise NotAnInteger("param", "default", repr(default), at=at)
     if abs(value) > INT64:
         raise IntegerTooWide("param", value, at=at)
     return Traced(E.Param(check_name(name, at), value))

@@ -181,7 +181,12 @@ def pattern(function: Callable[P, Mask]) -> Pattern[P]:
     for label, parameter in inspect.signature(function).parameters.items():
         kind = _kind(hints.get(label), parameter.default)
         if parameter.default is parameter.empty:
-            raise BadParameterValue(name, label, "a default value", "none", at=at)
+            error = BadParameterValue(name, label, "a default value", "none", at=at)
+            error.hint = (
+                f"give it one, such as {label}=64; a mask_mod is no pattern, but "
+                f"mc.from_mask_mod({name}) is a mask"
+            )
+            raise error
         if not _fits(parameter.default, kind):
             raise BadParameterValue(name, label, kind_name(kind), parameter.default, at=at)
         parameters.append((label, kind, parameter.default))

@@ -23,7 +23,7 @@ from maskc.core.errors import NotAScore, ScoreNotTraceable
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
-from maskc.dsl.followed import told, torch_calls
+from maskc.dsl.followed import computed, told, torch_calls
 from maskc.dsl.hidden_pairs import check_finite, split, without_hidden
 from maskc.dsl.mask import Mask
 from maskc.dsl.placed_scores import ScoreTables
@@ -40,6 +40,7 @@ from maskc.dsl.score_values import (
     maximum,
     minimum,
     real,
+    refuse,
 )
 from maskc.dsl.tabled import tabling
 
@@ -221,7 +222,7 @@ def _arguments(
 def _torch_call(function: Any, args: Any, named: Any) -> Any:
     if is_traced((*args, *named.values())):
         return call("torch", function, args, named)
-    return function(*args, **named)
+    return computed(function, args, named)
 
 
 def _traced(
@@ -232,7 +233,7 @@ def _traced(
     rebound = Rebinder(WatchedTable, {"min": minimum, "max": maximum}).function(function)
     with collecting() if within is None else nullcontext(within) as registry:
         with told(ScoreNotTraceable, at, _ONCE):
-            with torch_calls(_torch_call):
+            with torch_calls(_torch_call, refuse):
                 result = rebound(*given)
             node = real(result)
         node = _without_params(node, registry)

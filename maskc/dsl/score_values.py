@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -76,6 +77,13 @@ class ScoreRegistry:
         self.captured: dict[str, Any] = {}
         self.places: dict[object, SourceLoc] = {}
         self._known: dict[int, str] = {}
+        self._differentiates = _grad_enabled()
+
+    def check_grad(self) -> None:
+        """Refuse what the function computes inside of torch.no_grad: formulas are differentiated
+        as a whole."""
+        if self._differentiates and not _grad_enabled():
+            refuse("it stops gradients (torch.no_grad)", "capture tensors that are detached before")
 
     def slot(self, name: str, rank: int, integer: bool) -> None:
         """Note that a table or parameter is read."""
@@ -95,6 +103,11 @@ class ScoreRegistry:
             name = self._known[id(array)] = f"captured{len(self._known)}"
             self.captured[name] = array
         return name
+
+
+def _grad_enabled() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or torch.is_grad_enabled()
 
 
 _registry: ContextVar[ScoreRegistry | None] = ContextVar("maskc_score", default=None)
@@ -123,6 +136,8 @@ def lift(value: Any) -> Term:
         _collected().parameter(value)
         return value.node
     if type(value) is Value:
+        if isinstance(value.node, S.Real) and (registry := _registry.get()) is not None:
+            registry.check_grad()
         return value.node
     if type(value) is Traced:
         return value.expr
@@ -308,6 +323,9 @@ def _joined(
 
 
 _BITS = 31
+"""Shifts are by less. Indices and entries of tables have no more bits."""
+_MOST_BITS = 61
+"""Sums of such integers fit 64 bits."""
 
 
 def _common(one: Expr, two: Expr) -> Expr:
@@ -315,14 +333,18 @@ def _common(one: Expr, two: Expr) -> Expr:
     for value, literal in ((one, E.as_const(two)), (two, E.as_const(one))):
         if literal is not None:
             return masked(value, literal)
-    if min(S.of_whole(one)[0], S.of_whole(two)[0]) < 0:
+    ranges = S.of_whole(one), S.of_whole(two)
+    if min(low for low, _ in ranges) < 0:
         refuse("it takes bits of integers that may be below 0", "keep them at 0 or above")
+    bits = max(_BITS, int(min(high for _, high in ranges)).bit_length())
+    if bits > _MOST_BITS:
+        refuse(f"it takes bits of integers of {bits} bits", "take % 2**32 of them first")
 
     def product(bit: int) -> Expr:
         left, right = (E.mod(E.floordiv(value, 1 << bit), 2) for value in (one, two))
         return E.scale(1 << bit, _product(left, right))
 
-    return E.add(*map(product, range(_BITS)))
+    return E.add(*map(product, range(bits)))
 
 
 def _either(one: Expr, two: Expr) -> Expr:
@@ -616,6 +638,8 @@ def read_entry(array: Any, kind: str, index: list[Expr]) -> Term:
         kind: the name of its dtype.
     """
     registry, integer = _collected(), not kind.startswith(("float", "bfloat"))
+    if getattr(array, "requires_grad", False):
+        registry.check_grad()
     name = registry.capture(array)
     registry.slot(name, len(index), integer)
     if not integer:
@@ -796,7 +820,9 @@ def _masked_fill(input: Any, mask: Any, value: Any) -> Value:
 def _softplus(input: Any, beta: float = 1, threshold: float = 20) -> Value:
     x = apply("mul", input, beta)
     tail = apply("log", apply("add", 1.0, apply("exp", apply("neg", apply("abs", x)))))
-    return apply("div", apply("add", apply("max", x, 0.0), tail), beta)
+    smooth = apply("div", apply("add", apply("max", x, 0.0), tail), beta)
+    # at the default threshold both sides differ by less than fp32 resolves
+    return smooth if threshold >= 20 else choose(x > threshold, input, smooth)
 
 
 def _gelu(input: Any, approximate: str = "none") -> Value:

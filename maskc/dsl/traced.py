@@ -27,7 +27,12 @@ from maskc.dsl.followed import Followed, attribute, checked_narrow, during
 from maskc.dsl.tabled import operators_by_name, or_tabled, tabling_now, torch_method
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
+    """Raise an error that says what cannot be traced, at the user's line.
+
+    Raises:
+        NotTraceable: always (MC107).
+    """
     raise NotTraceable(what, at=caller())
 
 
@@ -71,8 +76,8 @@ def lift(value: Any) -> Expr:
     except TypeError:
         shape = getattr(value, "shape", ())
         if shape:
-            _refuse(f"it computes with an array of shape {tuple(shape)} that no index reads")
-        _refuse(f"it uses a {type(value).__name__}")
+            refuse(f"it computes with an array of shape {tuple(shape)} that no index reads")
+        refuse(f"it uses a {type(value).__name__}")
     if abs(number) > INT64:
         raise IntegerTooWide("a formula", number, at=caller())
     return E.const(number)
@@ -82,7 +87,7 @@ def lift_int(value: object, context: str) -> Expr:
     """Lift a value where an integer is needed."""
     expr = lift(value)
     if is_condition(expr):
-        _refuse(f"{context} needs integers, found a condition")
+        refuse(f"{context} needs integers, found a condition")
     return expr
 
 
@@ -90,14 +95,14 @@ def lift_bool(value: object, context: str) -> Expr:
     """Lift a value where a condition is needed."""
     expr = lift(value)
     if not is_condition(expr):
-        _refuse(f"{context} needs conditions such as q >= k, found an integer")
+        refuse(f"{context} needs conditions such as q >= k, found an integer")
     return expr
 
 
 def _literal(value: object, context: str) -> int:
     number = E.as_const(lift_int(value, context))
     if number is None:
-        _refuse(f"{context} needs a plain integer, a varying one is beyond exact analysis")
+        refuse(f"{context} needs a plain integer, a varying one is beyond exact analysis")
     return number
 
 
@@ -116,7 +121,7 @@ def _settled(atom: Expr, room: list[int]) -> Expr:
         return atom
     room[0] -= 1
     if not room[0]:
-        _refuse(f"conditions choose its integers in more than {_MOST_SIDES} ways")
+        refuse(f"conditions choose its integers in more than {_MOST_SIDES} ways")
     then, other = (
         _settled(E.substitute(atom, {chosen: side}), room) for side in (chosen.then, chosen.other)
     )
@@ -148,7 +153,7 @@ def as_condition(expr: Expr) -> Expr:
 _Build = Callable[[Expr, Expr], Expr]
 _Binary = Callable[["Traced", object], "Traced"]
 
-_checked_narrow = partial(checked_narrow, _refuse)
+_checked_narrow = partial(checked_narrow, refuse)
 
 
 def _arithmetic(
@@ -253,7 +258,7 @@ def _multiply(a: Expr, b: Expr) -> Expr:
         if isinstance(factor, E.Pick):
             sides = _multiply(factor.then, other), _multiply(factor.other, other)
             return choose(factor.condition, *sides)
-    _refuse("a product of two varying integers is beyond exact analysis")
+    refuse("a product of two varying integers is beyond exact analysis")
 
 
 def _called(library: str, function: Any, args: Any, named: Any) -> object:
@@ -267,7 +272,7 @@ class Traced(Followed):
 
     __slots__ = ("expr", "narrow")
     _called = staticmethod(_called)
-    _refused = staticmethod(_refuse)
+    _refused = staticmethod(refuse)
 
     def __init__(self, expr: Expr, narrow: str = "") -> None:
         """Args:
@@ -307,21 +312,21 @@ class Traced(Followed):
     @staticmethod
     def _divisor(value: object, symbol: str) -> int:
         divisor = _literal(value, symbol)
-        return divisor if divisor else _refuse(f"{symbol} divides by zero")
+        return divisor if divisor else refuse(f"{symbol} divides by zero")
 
     def __rfloordiv__(self, other: object) -> Traced:
-        _refuse("// needs a plain integer as its divisor")
+        refuse("// needs a plain integer as its divisor")
 
     def __rmod__(self, other: object) -> Traced:
-        _refuse("% needs a plain integer as its divisor")
+        refuse("% needs a plain integer as its divisor")
 
     def __truediv__(self, other: object) -> Traced:
-        _refuse("/ leaves the integers; use //")
+        refuse("/ leaves the integers; use //")
 
     __rtruediv__ = __truediv__
 
     def __pow__(self, other: object) -> Traced:
-        _refuse("powers are beyond exact analysis")
+        refuse("powers are beyond exact analysis")
 
     __rpow__ = __pow__
 
@@ -357,39 +362,39 @@ class Traced(Followed):
         raise MaskUsedAsBool("traced condition", at=caller())
 
     def __index__(self) -> int:
-        _refuse("it is used as a Python index, range or int(); only captured tables take it")
+        refuse("it is used as a Python index, range or int(); only captured tables take it")
 
     __int__ = __float__ = __index__
 
     def __hash__(self) -> int:
         if _tracing.get() is None:  # whoever asks whether it can be hashed gets Python's answer
             raise TypeError(f"unhashable type: {type(self).__name__!r}")
-        _refuse("a traced value has no hash: it cannot be looked up in a dict or a set")
+        refuse("a traced value has no hash: it cannot be looked up in a dict or a set")
 
     def __len__(self) -> int:
-        _refuse("len() of a traced value: indices have no dimensions")
+        refuse("len() of a traced value: indices have no dimensions")
 
     def __iter__(self) -> Iterator[object]:
-        _refuse("it iterates over a traced value: indices have no dimensions")
+        refuse("it iterates over a traced value: indices have no dimensions")
 
     def __contains__(self, item: object) -> bool:
-        _refuse("`in` asks Python to decide; compare with == and |")
+        refuse("`in` asks Python to decide; compare with == and |")
 
     def __getitem__(self, index: object) -> Traced:
         if index is Ellipsis or (type(index) is tuple and not index):
             return self
-        _refuse("it indexes a traced value: indices have no dimensions")
+        refuse("it indexes a traced value: indices have no dimensions")
 
     @property
     def __class__(self) -> type:  # what isinstance() reads where the type does not decide
         running = _tracing.get()
         if running is not None and not _asked_by_torch(running):
-            _refuse("isinstance() asks what a traced value is, which would be decided for good")
+            refuse("isinstance() asks what a traced value is, which would be decided for good")
         return Traced
 
     @__class__.setter
     def __class__(self, _: type) -> None:
-        _refuse("it changes the class of a traced value")
+        refuse("it changes the class of a traced value")
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -403,13 +408,13 @@ class Traced(Followed):
             return partial(or_tabled(function, torch_method(name)), self)
         if tabling_now():
             return partial(or_tabled(partial(_refused_method, name), torch_method(name)), self)
-        _refuse(f"it uses the method .{name}")
+        refuse(f"it uses the method .{name}")
 
     def __repr__(self) -> str:
         from maskc.core.expr_text import to_python
 
         if _tracing.get() is not None:
-            _refuse("the text of a traced value would be decided for good")
+            refuse("the text of a traced value would be decided for good")
         return to_python(self.expr)
 
     def __str__(self) -> str:
@@ -420,7 +425,7 @@ class Traced(Followed):
 
 
 def _refused_method(name: str, *_: object, **__: object) -> NoReturn:
-    _refuse(f"it uses the method .{name}")
+    refuse(f"it uses the method .{name}")
 
 
 for _name, _function in operators_by_name():

@@ -20,11 +20,11 @@ from typing import Any
 
 from maskc.core.errors import NotTraceable
 from maskc.core.source import located
-from maskc.dsl.followed import among, device, torch_calls
+from maskc.dsl.followed import among, computed, device, torch_calls
 from maskc.dsl.functions import call
 from maskc.dsl.tabled import Opaque
 from maskc.dsl.tables import IndexedRows
-from maskc.dsl.traced import Running, Traced, tracing
+from maskc.dsl.traced import Running, Traced, refuse, tracing
 
 _LIBRARIES = frozenset({
     "maskc", "torch", "numpy", "cupy", "jax", "jaxlib", *sys.stdlib_module_names,
@@ -36,7 +36,7 @@ _DECIDES = (builtins.id, operator.is_, operator.is_not)
 def watched() -> Iterator[None]:
     """While a function is traced."""
     before: Any = sys.getprofile()
-    with tracing() as running, torch_calls(_torch_call):
+    with tracing() as running, torch_calls(_torch_call, refuse):
         sys.setprofile(partial(_entered, running))
         try:
             yield
@@ -54,7 +54,7 @@ def _torch_call(function: Any, args: Any, named: Any) -> object:
         device_of is device() for device_of in given
     ):
         return args[0]
-    return function(*args, **named)
+    return computed(function, args, named)
 
 
 def _is_traced(value: Any) -> bool:

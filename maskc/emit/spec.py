@@ -640,6 +640,11 @@ class DataListsSpec(ListsSpec):
     segments: SegmentPlaces | None = None
     """None if tiles of keys always begin where tile columns do."""
 
+    @property
+    def reads_chunks(self) -> bool:
+        """Whether a reading only converts an array."""
+        return any(reading.side < 0 for reading in self.readings)
+
 
 @dataclass(frozen=True, slots=True)
 class SelectionText:

@@ -31,6 +31,8 @@ _TYPES = {
     "no_mask": full(), "padding": full(),
 }  # fmt: skip
 """Masks by the name of Megatron's AttnMaskType."""
+_SOFTMAX = ("vanilla", "off-by-one", "learnable")
+"""Values of softmax_type. The two last ones add a logit for each head, 0 or learned."""
 _READS_MASK = ("arbitrary", "padding", "padding_causal")
 """The types for which Megatron passes an attention_mask with more than the type says."""
 
@@ -79,7 +81,11 @@ class DotProductAttention(nn.Module):
         for name in ("apply_query_key_layer_scaling", "qk_clip", "log_max_attention_logit"):
             if getattr(config, name, False):
                 raise BadOption(name, "False", True, at="config")
-        self.sinks = getattr(config, "softmax_type", "vanilla") != "vanilla"
+        softmax = getattr(config, "softmax_type", "vanilla")
+        if softmax not in _SOFTMAX:
+            raise BadOption("softmax_type", " or ".join(_SOFTMAX), repr(softmax), at="config")
+        self.sinks = softmax != "vanilla"
+        self.deterministic = bool(getattr(config, "deterministic_mode", False))
         if self.sinks:
             self._add_softmax_offset(config)
         self.window_size = _window_size(config, layer_number)
@@ -126,13 +132,20 @@ class DotProductAttention(nn.Module):
             wanted = "causal_bottom_right for queries that are the last tokens"
             raise BadOption("attn_mask_type", wanted, repr(kind), at="attn_mask_type")
         hidden = packed_seq_params is None and attention_mask is not None and kind in _READS_MASK
+        fits = getattr(attention_mask, "dtype", None) is torch.bool if hidden else kind in _TYPES
+        if not fits:
+            wanted = f"a tensor of booleans for attn_mask_type {kind}"
+            what = str(getattr(attention_mask, "dtype", type(attention_mask).__name__))
+            raise BadOption("attention_mask", wanted, what, at="attention_mask")
         mask = _TYPES.get(kind, full())
         for other in (self.window, self.mask):
             mask = mask if other is None else mask & other
         ranks, group = self._ranks(packed_seq_params)
         if ranks > 1:
             return self._shared(query, key, value, mask, hidden, packed_seq_params, ranks, group)
-        options: dict[str, Any] = {"scale": self.softmax_scale}
+        options: dict[str, Any] = {
+            "scale": self.softmax_scale, "deterministic": self.deterministic,
+        }  # fmt: skip
         if self.sinks:
             options["sink_logits"] = self.softmax_offset.float()
         if self.training and self.dropout:
@@ -252,17 +265,28 @@ class DotProductAttention(nn.Module):
             if asked not in plans:
                 plans[asked] = _packed_plan(packed, len(query) * ranks, *asked)
             made = plans[asked]
-        out = shared_attention(q, k, v, made, group=group, scale=self.softmax_scale)
+        out = shared_attention(q, k, v, made, group=group, scale=self.softmax_scale,
+                               deterministic=self.deterministic)  # fmt: skip
         return out.permute(2, 0, 1, 3).flatten(1 if packed is not None else 2)
 
 
 def _window_size(config: Any, layer_number: int) -> tuple[int, int] | None:
-    """Return the window of a layer: config.window_size counts keys to the left and to the right."""
+    """Return the window of a layer: config.window_size counts keys to the left and to the right.
+
+    Raises:
+        BadOption: it is no pair, or the frequency of layers without one is no number (MC407).
+    """
     size = getattr(config, "window_size", None)
     skip = getattr(config, "window_attn_skip_freq", None)
-    if size is None or (skip is not None and not (
-        layer_number % skip if isinstance(skip, int) else skip[layer_number - 1]
-    )):  # fmt: skip
+    if size is None:
+        return None
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        raise BadOption("window_size", "a pair of integers", repr(size), at="config")
+    is_count = type(skip) is int and skip > 0
+    if skip is not None and not is_count and len(skip or ()) < layer_number:
+        wanted = f"a positive integer or a list of at least {layer_number} entries"
+        raise BadOption("window_attn_skip_freq", wanted, repr(skip), at="config")
+    if skip is not None and not (layer_number % skip if is_count else skip[layer_number - 1]):
         return None
     left, right = size
     return None if (left, right) == (-1, -1) else (left, right)

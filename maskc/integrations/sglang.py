@@ -86,6 +86,7 @@ class SglangBackend(AttentionBackend):
         self._pool = model_runner.token_to_kv_pool
         self._layout = getattr(self._pool, "kv_cache_layout", "nhd").upper()
         refuse(_ENGINE, {f"the pool layout {self._layout}": self._layout not in ("NHD", "HND")})
+        self._deterministic = bool(getattr(options, "enable_deterministic_inference", False))
         self._layers: dict[int, PagedAttention] = {}
         self._kept: dict[int, ServedStep] = {}
         self._step: ServedStep | None = None
@@ -210,7 +211,7 @@ class SglangBackend(AttentionBackend):
         attn = self._attention(layer, k_pool)
         plan = self._step.plan(attn)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        options: dict[str, Any] = {"scale": layer.scaling}
+        options: dict[str, Any] = {"scale": layer.scaling, "deterministic": self._deterministic}
         if layer.logit_cap:
             options["softcap"] = layer.logit_cap
         if sinks is not None:

@@ -15,9 +15,11 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.forks import wait_before_fork
 
 LOCK = RLock()
 """isl's context is not thread-safe: hold this around every use."""
+wait_before_fork(LOCK)
 
 OPERATIONS = 1_000_000
 """Default budget of isl operations for one question."""

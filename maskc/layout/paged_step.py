@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_INT32 = np.iinfo(np.int32)
+
 
 class StepSizes(NamedTuple):
     """Numbers of a step that the host knows."""
@@ -97,7 +99,7 @@ def step_arrays(
         "owner": np.where(inside, owner, 0),
         "used": lens_kv[:count],
         "spans": np.stack([pages.first[:count], pages.end[:count]], 1),
-        "pages": pages.entries,
+        "pages": pages.entries.clip(_INT32.min, _INT32.max),  # which are no pages, as wider ones
         "rows": np.where(
             inside[:, None], (starts[owner][:, None] + local).clip(0, max(0, sizes.tokens - 1)), 0
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from maskc.analysis.retention import Unbounded, retention
 from maskc.core import expr as E
 from maskc.core.errors import (
+    BadLength,
     CacheCall,
     CacheNotRagged,
     CacheReadsData,
@@ -21,6 +22,7 @@ from maskc.core.errors import (
 from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
+from maskc.core.layout import MAX_LENGTH
 from maskc.dsl.combinators import prefix
 from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
@@ -84,8 +86,14 @@ class KVCache:
 
         Returns:
             int64, shaped like `k`.
+
+        Raises:
+            BadLength: a position is not an integer (MC306).
         """
-        keys = np.asarray(k, dtype=np.int64)
+        keys = np.asarray(k)
+        if keys.size and keys.dtype.kind not in "iu":
+            raise BadLength("k", MAX_LENGTH, keys.tolist(), at="k")
+        keys = keys.astype(np.int64)
         start = self.first_of_ring
         slots = start + (keys - start) % self.ring
         before = 0

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from maskc.analysis.counts import count_pairs
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.errors import DataRange, DataShape, HeadsUnknown, NoSuchHead, OneOfSeveral
+from maskc.core.errors import (
+    BadOption,
+    DataRange,
+    DataShape,
+    HeadsUnknown,
+    NoSuchHead,
+    OneOfSeveral,
+)
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.leading import leading
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
+from maskc.core.widths import plain_integer
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import selects
 from maskc.dsl.slots import at_lengths, with_captured
@@ -185,10 +192,13 @@ def _index(name: str, value: Any, count: int | None) -> int:
     """An index of a head or a sequence.
 
     Raises:
+        BadOption: not an integer.
         NoSuchHead, DataRange: there is none.
     """
     last = MAX_LENGTH if count is None else count - 1
-    number = index(value)
+    number = plain_integer(value)
+    if number is None:
+        raise BadOption(name, "an integer", repr(value), at=name)
     if 0 <= number <= last:
         return number
     if name == "head":

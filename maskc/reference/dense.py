@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from maskc.core.errors import (
     WrongHeads,
 )
 from maskc.core.layout import MAX_LENGTH
+from maskc.core.widths import plain_integer
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import at_lengths
@@ -149,7 +149,7 @@ class _At:
         arrays = self.place.data
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
         ranks = {node: _of_sequence(ranking, b) for node, ranking in self.place.scores.items()}
-        return replace(self.place, data=part, scores=ranks, sequence=b)
+        return replace(self.place, data=part, scores=ranks, sequence=b, selected={})
 
 
 def _at(
@@ -240,11 +240,8 @@ def _ranked_heads(scores: np.ndarray) -> int | None:
 
 
 def _length(name: str, value: Any) -> int:
-    try:
-        length = operator.index(value)
-    except TypeError:
-        length = -1
-    if isinstance(value, bool) or not 0 <= length <= MAX_LENGTH:
+    length = plain_integer(value)
+    if length is None or not 0 <= length <= MAX_LENGTH:
         raise BadLength(name, MAX_LENGTH, repr(value), at=name)
     return length
 
@@ -342,11 +339,8 @@ def _parameter(name: str, value: Any) -> int:
     Raises:
         DataType, DataRange: no integer, or not in 0..2^30.
     """
-    try:
-        number: int | None = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
+    number = plain_integer(value)
+    if number is None:
         raise DataType(name, type(value).__name__, "an integer", at=name)
     if not 0 <= number <= MAX_LENGTH:
         hint = "parameters count tokens; None in the pattern means unbounded"

@@ -43,6 +43,9 @@ class PairPlace:
     sequence: int = 0
     reads_of_head: list[SourceLoc | None] = field(default_factory=list)
     """Nodes that read the head. A mask without such nodes is the same on all heads."""
+    selected: dict[tuple[N.TopK, tuple[int, ...], int], np.ndarray] = field(default_factory=dict)
+    """Pairs that heads of this sequence selected together, by the selection, the heads, and the
+    head whose positions they read."""
 
     @property
     def head(self) -> int:
@@ -246,6 +249,16 @@ def _topk(mask: N.TopK, at: PairPlace) -> Truths:
         "group": [h for h in range(at.n_heads) if h // per_group == head // per_group],
         "all": list(range(at.n_heads)),
     }[mask.share]
+    key = mask, tuple(sharing), at.own_head if mask.decls else 0
+    if key not in at.selected:
+        at.selected[key] = _selected(mask, at, sharing, ranking)
+    selected: Truths = at.selected[key] & keep(mask.of, at)
+    return selected
+
+
+def _selected(mask: N.TopK, at: PairPlace, sharing: list[int], ranking: np.ndarray) -> Truths:
+    """The pairs that some heads select together, whatever each of them allows."""
+    rankings = ranking[None] if ranking.ndim == 2 else ranking
     allowed = np.stack([keep(mask.of, replace(at, own_head=h)) for h in sharing])
     pairs = (len(at.q), at.n_kv)
     places = [given.vector(d.name, at.read(d), n) for d, n in zip(mask.decls, pairs, strict=False)]
@@ -257,8 +270,7 @@ def _topk(mask: N.TopK, at: PairPlace) -> Truths:
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
     scores = np.stack([rankings[h if len(rankings) > 1 else 0] for h in sharing])
     whole = mask.at is not None and mask.score == "block_mean"
-    selected: Truths = select(allowed, scores, mask.k, down, across, whole)
-    return selected & keep(mask.of, at)
+    return select(allowed, scores, mask.k, down, across, whole)
 
 
 # ------------------------------------------------------------------ random blocks

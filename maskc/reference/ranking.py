@@ -132,9 +132,8 @@ def select(
             if not live.any():
                 continue
             if scores.shape == allowed.shape:
-                of_heads = live.any(axis=(1, 2), keepdims=True) if whole else live
-                counts = np.broadcast_to(of_heads, live.shape)
-                score = _mean(scores[:, rows, columns][counts])
+                values = scores[:, rows, columns]
+                score = _mean(values[live.any(axis=(1, 2))] if whole else values[live])
             else:
                 score = _mean(scores[:, row, column][live.any(axis=(1, 2))])
             ranked.append((math.isnan(score), 0.0 if math.isnan(score) else -score, column))
@@ -144,6 +143,6 @@ def select(
 
 
 def _mean(values: np.ndarray) -> float:
-    if not np.isfinite(values).all():
-        return float(sum(values.tolist()))
-    return math.fsum(values.tolist()) / len(values)
+    listed = values.ravel().tolist()
+    total = float(sum(listed))  # fsum raises for infinities of both signs
+    return math.fsum(listed) / len(listed) if math.isfinite(total) else total

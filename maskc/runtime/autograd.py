@@ -49,7 +49,9 @@ def needs_torch(
         wanted = wanted or _wants(slopes) or _wants(sinks)
         dispatches = takes_part(slopes) or takes_part(sinks)
     for x in data.values():
-        if type(x) not in _PLAIN:
+        if type(x) is kind:  # takes no part
+            wanted = wanted or x.requires_grad
+        elif type(x) not in _PLAIN:
             wanted = wanted or _wants(x)
             dispatches = dispatches or takes_part(x)
     return dispatches or (wanted and torch.is_grad_enabled()) or has_modes(torch)
@@ -111,14 +113,16 @@ def torch_answers(q: Any) -> bool:
     """Whether torch should run a call after its tensors were unfit for a launch. Autocast casts
     them, the meta device returns shapes, and transforms of torch.func raise their own error."""
     torch = torch_of(q)
-    return (
-        torch is not None
-        and isinstance(q, torch.Tensor)
-        and (
-            q.is_meta
-            or torch._C._is_any_autocast_enabled()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-        )
+    return torch is not None and isinstance(q, torch.Tensor) and answers(q)
+
+
+def answers(q: Any) -> bool:
+    """`torch_answers` for a tensor of torch."""
+    core = torch_of(q)._C
+    return bool(
+        q.is_meta
+        or core._is_any_autocast_enabled()
+        or core._functorch.peek_interpreter_stack() is not None
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, Self, cast, overload
@@ -26,6 +25,7 @@ from maskc.core.errors import (
     UnknownDType,
     UnknownTarget,
 )
+from maskc.core.forks import new_lock
 from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -170,11 +170,11 @@ class CompiledMask:
         self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[tuple[PlanOptions, tuple[Any, ...]], tuple[Any, Any]] = {}
+        self._repeats: dict[tuple[PlanOptions, tuple[Any, ...]], list[Any]] = {}
         """The latest call with data on a device, and its `_last`, for each kind of call: its
         options, and the shapes, strides and dtypes of its arrays. A further one with the same
         arrays of data is known again, whether or not somebody has written into them."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
         if inputs is None and bundle.problem.score is not None:
@@ -486,7 +486,7 @@ class CompiledMask:
             if attn is not self:
                 return attn.attend(call)
         if self._score is not None and self._score.tensors:
-            data = {**self._score.tensors, **data}
+            data = {**self._score.present_tensors(), **data}
             call = call.with_data(data)
         if self._factors is not None:
             self._factors.admit(call)
@@ -584,7 +584,7 @@ class CompiledMask:
             plan = plan.plan
         if not isinstance(plan, DataCall) or not isinstance(plan.plan, ListsPlan):
             return results, None
-        if plan.watched is None or not sent.usual.lasting:
+        if plan.watched is None or not (plan.watched.counted and sent.usual.lasting):
             return results, None
         launched = FirstPass(plan, *rest)
         again = launched, plan.plan, plan.watched, data, self.held, self._unaligned
@@ -596,18 +596,18 @@ class CompiledMask:
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             call, opened = self._opened(call)
-        q, k, v, options, data, into = call[:6]
+        q, k, v, options, data, into, _, _, _, _, earlier, backward, order = call
         given = [q, k, v]
         asked, scalars = _USUAL, None
         if not (options is DEFAULTS or options is WITH_LSE):
             asked, scalars = _planned(options, _QKV, given)
         for more in opened:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
-        if call.earlier is not None:
+        if earlier is not None:
             asked = joining(asked)
-        if call.order is not None:
-            asked = in_order(asked, call.order)
-        plan, lib, places = self._begin(asked, given, data, call.backward)
+        if order is not None:
+            asked = in_order(asked, order)
+        plan, lib, places = self._begin(asked, given, data, backward)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
         q, outputs = given[0], plan.outputs
@@ -616,8 +616,8 @@ class CompiledMask:
         unread, lse = sent.lse, cast(Any, None)
         if options.return_lse or not unread:
             lse, unread = lib.empty(q, outputs[1])
-        if call.earlier is not None:
-            out[...], lse[...] = call.earlier
+        if earlier is not None:
+            out[...], lse[...] = earlier
         if len(places) == len(_QKV) and len(outputs) == 2:
             at_q, at_k, at_v = places
             pointers: Pointers = (at_q, at_k, at_v, place, unread)
@@ -636,8 +636,8 @@ class CompiledMask:
         opened: list[OpenedCall] = []
         for block in blocks:
             if block is not None:
-                opened.insert(0, block.opened(call))
-                call = opened[0].call
+                one = block.opened(call)
+                opened, call = [one, *opened], one.call
         return call, opened
 
     def backward(
@@ -796,10 +796,11 @@ class CompiledMask:
             if repeat is not None and not low_bits(places) & self._unaligned:
                 call, self._last = repeat
                 watched = call.watched.again(data, self.held)
-                if watched is not None:
-                    if watched is not call.watched:
-                        call = call.changed(watched)
-                        self._repeats[options, kinds] = call, self._last
+                if watched is call.watched:
+                    return call, lib, places
+                call = watched and call.changed(watched)
+                if call is not None:
+                    repeat[0] = call
                     return call, lib, places
             bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:
@@ -823,7 +824,7 @@ class CompiledMask:
         if call.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options, kinds] = call, self._last
+            self._repeats[options, kinds] = [call, self._last]
         return call, lib, places
 
     def _planned(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +13,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, Bundle, SourceUnit
 from maskc.core.errors import MaskcError, NotAddressable
+from maskc.core.forks import new_lock
 from maskc.core.problem import Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -128,7 +128,7 @@ class CallPlanner:
         self._itemsize = bundle.problem.dtype.itemsize
         self._ahead: set[tuple[Direction, Features]] = set()
         """Passes whose other sources are built, or being built."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def plan(
         self, options: PlanOptions, given: list[Any], bound: Bound,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 import struct
 import sys
 import weakref
@@ -25,6 +24,7 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE, TABLES_LEFT
 from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
+from maskc.core.captured import present
 from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
@@ -41,6 +41,7 @@ from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, Output, contiguous, singles, torch_of
 from maskc.core.unknown import unknown_keyword
+from maskc.core.widths import plain_integer
 from maskc.dispatch.checks import place_of
 from maskc.layout import check_extremes, check_int32, to_host
 from maskc.runtime.arrays.known import (
@@ -107,16 +108,31 @@ class _Remembered(NamedTuple):
     """Tables: number of the slot, and name in the data of a call."""
     rest: tuple[str, ...]
     """The data of the mask."""
+    blocks: dict[tuple[int, ...], bytes]
+    """The blocks of the latest calls, by the addresses of tables."""
 
     def opened(self, call: AttentionCall) -> OpenedCall:
         """Fill in the block for a call."""
-        data, block = call.data, bytearray(self.block)
-        for number, name in self.read:
-            _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, data[name].data_ptr())
-        rest = {name: data[name] for name in self.rest}
-        return OpenedCall(call.with_data(rest), bytes(block), data)
+        data = call.data
+        places = tuple([data[name].data_ptr() for _, name in self.read])
+        block = self.blocks.get(places)
+        if block is None:
+            block = self._filled(places)
+        rest = {name: data[name] for name in self.rest} if self.rest else _NOTHING
+        return OpenedCall(call.with_data(rest), block, data)
+
+    def _filled(self, places: tuple[int, ...]) -> bytes:
+        """The block for tables at these addresses."""
+        block = bytearray(self.block)
+        for (number, _), place in zip(self.read, places, strict=True):
+            _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, place)
+        if len(self.blocks) >= _MOST_TEMPLATES:
+            self.blocks.clear()
+        made = self.blocks[places] = bytes(block)
+        return made
 
 
+_NOTHING: Mapping[str, Any] = {}
 _ADDRESS, _TABLES = struct.Struct("Q"), SCORE.score_table.offset
 
 
@@ -170,6 +186,10 @@ class ScoreReader:
         reader = copy(self)
         reader._read(inputs)
         return reader
+
+    def present_tensors(self) -> dict[str, Any]:
+        """`tensors` with their present content."""
+        return {name: present(x) for name, x in self.tensors.items()}
 
     @property
     def identity(self) -> str:
@@ -263,7 +283,7 @@ class ScoreReader:
             read.append((number, name))
         if len(self._known) >= _MOST_TEMPLATES:
             self._known.clear()
-        self._known[key] = _Remembered(block, tuple(read), tuple(rest))
+        self._known[key] = _Remembered(block, tuple(read), tuple(rest), {})
 
     def wanted(self, call: AttentionCall) -> Sequence[str]:
         """Tables whose gradients a backward pass gives."""
@@ -347,7 +367,8 @@ class ScoreReader:
             return known[2]
         torch, dtype = torch_of(x), _dtype(x)
         waits = x.is_cuda and torch.cuda.is_current_stream_capturing() if torch else False
-        if torch is None or seen is None or dtype == "uint64" or waits:
+        uncounted = seen is None or type(seen[1]) is not int
+        if torch is None or uncounted or dtype == "uint64" or waits:
             raise IntegersUnread(name, dtype, at=name)
         whole = x.detach().long()
         if whole.numel():
@@ -546,10 +567,9 @@ def _symbols(index: E.Expr) -> set[object]:
 
 def _number(name: str, slot: Slot, x: Any) -> float | int:
     if slot.integer:
-        try:
-            number = operator.index(x)
-        except TypeError:
-            raise BadOption(name, "an integer", repr(x), at=name) from None
+        number = plain_integer(x)
+        if number is None:
+            raise BadOption(name, "an integer", repr(x), at=name)
         if abs(number) > _SHARED:
             raise BadOption(name, "an integer of 32 bits", repr(x), at=name)
         return number

@@ -181,20 +181,6 @@ MC603 -o  cannot write near.py/near.py: File exists
     )
 
 
-def test_a_pattern_that_fails_with_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "near.py").write_text(LINES.replace("(width)", "(64 // width)"))
-    assert (
-        maskc("compile", "near.py", "--set", "width=0", code=1).stderr
-        == """\
-MC201 near.py:6:22  the pattern file raised ZeroDivisionError: integer division or modulo by zero
-        return mc.window(64 // width)
-                         ^^^^^^^^^^^
-    hint: a pattern file is ordinary Python, and this error comes from its code
-"""
-    )
-
-
 def test_two_patterns_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one.py", "other.py"):

@@ -44,12 +44,7 @@ def deepseek() -> None:
 
 def sam() -> None:
     """A model whose vision tower looks a class up by the implementation's name."""
-    vision = {
-        "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
-        "patch_size": 4, "window_size": 2, "global_attn_indexes": [0], "output_channels": 8,
-        "mlp_dim": 64,
-    }  # fmt: skip
-    ours("SamConfig", vision_config=vision)
+    ours("SamConfig", vision_config=models.SAM)
 
 
 def biased() -> None:

@@ -141,7 +141,7 @@ def test_text(name: str):
 
 
 def test_of_several_ranks():
-    """Messages of ranks about each other; test_distributed_gloo.py makes them say it."""
+    """Messages of ranks about each other; test_distributed_attention.py makes them say it."""
     other = RanksDisagree("the plan", "rank 0 has another one than 1, 3", at="plan")
     assert str(other) == (
         "MC703 plan  ranks disagree about the plan: rank 0 has another one than 1, 3\n"

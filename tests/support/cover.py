@@ -7,7 +7,8 @@ What a test reaches: lines of the package, lines of emulated kernels by target, 
 target and a feature that it builds a kernel of. Tests that cost little always run.
 
 tests/golden/nightly.txt names the cases that `make matrix` runs and CI does not: other cases reach
-all that they reach, on the same targets. CI runs one case of each function at least.
+all that they reach. Lines of the package that know a target count once for each. CI runs one case
+of each function at least; functions of a file that only call its `check` count as one.
 
 tests/golden/later.txt names what `make test` leaves to CI. For `make test` a test also reaches its
 own function and each value of its parameters. Those run that reach most for their cost, up to a
@@ -17,6 +18,7 @@ budget.
 from __future__ import annotations
 
 import argparse
+import ast
 import heapq
 import os
 import pickle
@@ -25,6 +27,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,17 @@ CHEAP = 0.1
 BUDGET = 110.0
 """CPU seconds for all others; the costs of collection and of cheap tests come on top."""
 
+KNOW_TARGETS = tuple(
+    f"maskc/{place}"
+    for place in ("plan/", "emit/", "dispatch/", "build/", "runtime/", "driver.py",
+                  "core/bundle.py", "core/library.py", "core/target.py")
+)  # fmt: skip
+"""Places of the package whose lines may be right for one target and wrong for another."""
+_PART = re.compile(r"\w*|\(.*\)")
+"""A feature, a switch or a mode of a build. Other texts that follow a target are kernel lines."""
+_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr")
+"""Lines of kernels that do not count. One reads a constant or an array of a mask: the printer wrote
+it, and its own lines count. Others declare something, or begin a function that was not inlined."""
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
 
@@ -77,7 +91,7 @@ class Recorder:
 
         self._file, self._tests = Path(file), defaultdict[str, Measured](Measured)
         self._lines = coverage.Coverage(data_file=None, source_pkgs=["maskc"], config_file=False)
-        self._current = ""
+        self._current, self._unfinished = "", set[str]()
 
     def pytest_sessionstart(self) -> None:
         from maskc.build import hostcc, nvrtc
@@ -117,10 +131,12 @@ class Recorder:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """A test that skips itself reaches nothing, and must not stand for others."""
         if call.excinfo is not None:
-            self._tests.pop(item.nodeid, None)
+            self._unfinished.add(item.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         self._lines.stop()
+        for name in self._unfinished:
+            self._tests.pop(name, None)
         data = self._lines.get_data()
         for file in data.measured_files():
             name = str(Path(file).relative_to(ROOT))
@@ -165,10 +181,46 @@ def chosen(tests: dict[str, Measured], budget: float = BUDGET) -> set[str]:
 
 
 def by_target(reaches: set[Any]) -> set[Any]:
-    """Return what a test reaches, lines of the package once for each target that it builds for."""
+    """Return what a test reaches, lines that know targets once for each that it builds for.
+
+    A line of a kernel counts once: kernels of different targets share it, or have other lines.
+    """
     lines = {place for place in reaches if str(place[0]).startswith("maskc/")}
-    targets = {str(place[0]) for place in reaches - lines} or {""}
-    return (reaches - lines) | {(target, *line) for target in targets for line in lines}
+    parts = {place for place in reaches - lines if _PART.fullmatch(str(place[1]))}
+    kernels = {str(place[1]) for place in reaches - lines - parts}
+    targets = {str(place[0]) for place in parts} or {""}
+    know = {line for line in lines if line[0].startswith(KNOW_TARGETS)}
+    return (
+        parts | (lines - know)
+        | {line for line in kernels if not _IDLE.search(line)}
+        | {(target, *line) for target in targets for line in know}
+    )  # fmt: skip
+
+
+@cache
+def _checked(file: str) -> frozenset[str]:
+    """Return the test functions of a file that assert nothing but what `check` does."""
+    path = ROOT / file
+    functions = [
+        node for node in (ast.parse(path.read_text()).body if path.exists() else ())
+        if isinstance(node, ast.FunctionDef)
+    ]  # fmt: skip
+    names = set()
+    for function in functions:
+        nodes = list(ast.walk(function))
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        called = {getattr(call, "id", getattr(call, "attr", "")) for call in calls}
+        asserts = any(isinstance(node, ast.Assert) for node in nodes)
+        if "check" in called and not asserts and not called & {"raises", "warns"}:
+            names.add(function.name)
+    return frozenset(names)
+
+
+def property_of(name: str) -> str:
+    """Return the property that a test checks: its function, or what `check` in its file checks."""
+    function = name.partition("[")[0]
+    file, _, inside = function.partition("::")
+    return f"{file}::check" if inside in _checked(file) else function
 
 
 def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> set[str]:
@@ -176,18 +228,19 @@ def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> s
 
     Args:
         tests: what all tests reach and cost.
-        kept: names that stay, as they find planted faults.
+        kept: cases, functions or files that stay, as they find planted faults.
     """
     reaches = {name: by_target(test.reaches - named_by(name)) for name, test in tests.items()}
     times = Counter(place for places in reaches.values() for place in places)
-    cases = Counter(name.partition("[")[0] for name in tests)
+    cases = Counter(map(property_of, tests))
     covered: set[str] = set()
     for name in sorted(tests, key=lambda name: (-tests[name].seconds, name)):
-        file, function = name.partition("::")[0], name.partition("[")[0]
-        stays = tests[name].seconds <= CHEAP or name in kept or file in UNTRACED
-        if not stays and cases[function] > 1 and all(times[place] > 1 for place in reaches[name]):
+        checks, file, function = property_of(name), name.partition("::")[0], name.partition("[")[0]
+        finds = not kept.isdisjoint({name, function, file})
+        stays = tests[name].seconds <= CHEAP or finds or file in UNTRACED
+        if not stays and cases[checks] > 1 and all(times[place] > 1 for place in reaches[name]):
             covered.add(name)
-            cases[function] -= 1
+            cases[checks] -= 1
             times.subtract(reaches[name])
     return covered
 

@@ -87,6 +87,11 @@ VIT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "image_size": 8, "patch_size": 2,
 }  # fmt: skip
+SAM: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
+    "patch_size": 4, "window_size": 2, "global_attn_indexes": [0], "output_channels": 8,
+    "mlp_dim": 64,
+}  # fmt: skip
 T5: dict[str, Any] = {
     "vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,

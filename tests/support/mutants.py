@@ -76,11 +76,11 @@ TESTS: tuple[tuple[str, str], ...] = (
     ("templates/cpu/*", "unit/test_cpu_template property/test_cpu_kernels unit/test_entmax"),
     ("templates/simt/*", "unit/test_simt_emulated"),
     ("templates/sm80/*gather*", "unit/test_gather_emulated"),
-    ("templates/sm80/*", "unit/test_parts_sm80 unit/test_scores_emulated "
+    ("templates/sm80/*", "unit/test_sm80_backward unit/test_scores_emulated "
                          "unit/test_entmax_emulated"),
     ("templates/sm90a/*mma16*", "unit/test_tiny_emulated"),
     ("templates/sm90a/*gather*", "unit/test_gather_emulated"),
-    ("templates/sm90a/lib/mask_*", "unit/test_sm90a_bits unit/test_sm90a_chosen_bits "
+    ("templates/sm90a/lib/mask_*", "unit/test_sm90a_bits "
                                    "unit/test_sm90a_boxes"),
     ("templates/sm90a/lib/merge*", "unit/test_sm90a_merge unit/test_hopper_emulated"),
     ("templates/sm90a/*", "unit/test_hopper_emulated unit/test_scores_emulated "

@@ -14,6 +14,7 @@ from maskc.distributed import passes
 
 N = 96
 SMALL: dict[str, Any] = {"heads": (2, 1, 16), "dtype": "float32"}
+TABLED = mc.score(lambda s, q, k, h: s * mc.table("t")[h])
 
 
 def tensors(n: int = N) -> list[torch.Tensor]:
@@ -53,13 +54,18 @@ def calls_that_end_early(rank: int, size: int) -> list[str]:
     sinks = torch.zeros(3 if last else 2)
     unknown = {"bias": torch.ones(2)} if last else {}
     calls: dict[str, tuple[str, Callable[[], Any]]] = {
-        "sinks of other heads": ("MC401", lambda: mc.distributed.attention(
+        "sinks of other heads": ("MC703", lambda: mc.distributed.attention(
             *own, made, sink_logits=sinks)),
         "an unknown name": ("MC302", lambda: mc.distributed.attention(*own, made, **unknown)),
         "no tensor": ("MC411", lambda: mc.distributed.attention(
             None if last else own[0], *own[1:], made)),
         "a shard of other tokens": ("MC704", lambda: made.unshard(
             own[0][:, :, 1:] if last else own[0], 2)),
+        "tokens of another dtype": ("MC703", lambda: made.unshard(
+            own[0].double() if last else own[0], 2)),
+        "tokens of another batch": ("MC703", lambda: made.roll(
+            own[0].repeat(1 + last, 1, 1, 1), -1, 2)),
+        "no group": ("MC706", lambda: mc.distributed.attention(*own, made, group="cp")),
         "other shapes": ("MC703", lambda: mc.distributed.attention(
             own[0].repeat(1, 2, 1, 1) if last else own[0], *own[1:], made)),
     }  # fmt: skip
@@ -69,13 +75,15 @@ def calls_that_end_early(rank: int, size: int) -> list[str]:
         for name, own_options in {
             "softcap": {"softcap": 3.0 + last},
             "scale": {"scale": 0.5 + last},
+            "sink": {"sink_logits": torch.zeros(2) + last},
+            "table": {"score": TABLED, "t": torch.ones(2) + last},
             "seed": {"dropout_p": 0.5, "dropout_seed": int(last)},
             "seed in a tensor": {"dropout_p": 0.5, "dropout_seed": torch.tensor([int(last)])},
         }.items()
     }  # fmt: skip
     for name, (code, call) in calls.items():
         told = _told(call)
-        wanted = code if last or code in ("MC703", "MC704") else "MC709"
+        wanted = code if last or code in ("MC703", "MC704", "MC706") else "MC709"
         if told[:5] != wanted:
             wrong.append(f"{name}: {told} in place of {wanted}")
         good(name)

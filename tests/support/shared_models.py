@@ -183,17 +183,43 @@ def doors(rank: int, size: int) -> list[str]:
 
     mesh = init_device_mesh("cpu", (size,))
     mask, n = mc.causal() & mc.window(8), 16 * size
-    made = plan(mask, n, size, heads=(2, 1, 32), layout="contiguous")
+    made = plan(mask, n, size, heads=(2, 1, 32), layout="contiguous", block=16)
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, n, 32, generator=draw) for heads in (2, 1))
     wanted = mc.attention(q, k, k, mask)
-    own = [DTensor.from_local(made.shard(x, 2).contiguous(), mesh, [Shard(2)]) for x in (q, k, k)]
-    out = mc.distributed.attention(*own, made)
+    tensors = [
+        DTensor.from_local(made.shard(x, 2).contiguous(), mesh, [Shard(2)]) for x in (q, k, k)
+    ]
+    out = mc.distributed.attention(*tensors, made)
     wrong = []
     if out.shape != wanted.shape or not torch.allclose(out.full_tensor(), wanted, atol=1e-5):
         wrong.append("DTensors")
-    module = parallelize_module(mc.nn.Attention(mask), mesh, mc.distributed.ContextParallel(made))
-    out = module(*(made.shard(x, 2) for x in (q, k, k)))
-    if not torch.allclose(out, made.shard(wanted, 2), atol=1e-5):
-        wrong.append("mc.nn.Attention")
+    style = mc.distributed.ContextParallel(made)
+    parts = [made.shard(x, 2) for x in (q, k, k)]
+    formula = mc.score(lambda s, q, k, h: s * mc.table("t")[h] - 0.1 * (q - k))
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "sinks": {"sink_logits": torch.tensor([0.5, 1.0]), "scale": 0.3},
+        "entmax": {"normalizer": "entmax", "alpha": 1.7},
+        "score": {"score": formula, "t": torch.nn.Parameter(torch.tensor([0.5, 2.0]))},
+        "dropout": {"dropout": 0.5},
+    }
+    for name, given in options.items():
+        seed = {"dropout_seed": 3} if "dropout" in given else {}
+        wanted = made.shard(mc.nn.Attention(mask, **given)(q, k, k, **seed), 2)
+        out = parallelize_module(mc.nn.Attention(mask, **given), mesh, style)(*parts, **seed)
+        if not torch.allclose(out, wanted, atol=1e-5):
+            wrong.append(f"mc.nn.Attention: {name}")
+    refused: dict[str, torch.nn.Module] = {
+        "its mask is": mc.nn.Attention(mc.causal()),
+        "it chooses keys": mc.nn.SplashAttention(32),
+        "its forward takes input": torch.nn.Linear(4, 4),
+    }
+    for why, module in refused.items():
+        try:
+            parallelize_module(module, mesh, style)
+            wrong.append(f"{type(module).__name__} was taken")
+        except MaskcError as error:
+            if why not in str(error):
+                wrong.append(f"{type(module).__name__}: {error}")
     return wrong

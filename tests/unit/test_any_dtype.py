@@ -11,6 +11,7 @@ import torch
 
 import maskc as mc
 from maskc.core.errors import WrongDType
+from tests.unit.test_runtime_arrays import Exporter
 
 N, DIM = 20, 32
 MASK = mc.causal() & mc.window(7)
@@ -45,17 +46,6 @@ def test_numpy_arrays_and_arrays_of_others():
     arrays = [x.numpy() for x in inputs]
     want = mc.attention(*arrays, MASK)
     np.testing.assert_array_equal(attn(*arrays), want)
-
-    class Exporter:
-        def __init__(self, x):
-            self.x = x
-
-        def __dlpack__(self, **options):
-            return self.x.__dlpack__()
-
-        def __dlpack_device__(self):
-            return self.x.__dlpack_device__()
-
     np.testing.assert_array_equal(attn(*map(Exporter, inputs)), want)
 
 

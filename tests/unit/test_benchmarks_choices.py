@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.choices import CASES, _shares, judged, regrets, samples, summary, variants
+from benchmarks.parts import MASKS, passes, regret, report
+from benchmarks.parts import RESULTS as PARTS
 from maskc.core.problem import Direction
 from tests.support.thorough import THOROUGH
 
@@ -126,3 +128,38 @@ def test_work_of_a_timed_program(name):
         heads = case.batch * case.heads
         assert (forward.rows, forward.tiles, forward.lone) == (heads * 6, heads * 36, 0)
     assert forward.tiles >= forward.rows >= forward.lone
+
+
+# ------------------------ calls that were timed in parts and whole
+
+
+ROWS = json.loads(PARTS.read_text())["rows"]
+
+
+def test_every_mask_is_known():
+    assert {row[0] for row in ROWS} == set(MASKS)
+    timed = list(passes(ROWS))
+    assert len(timed) == 175
+    assert sum(one.direction is Direction.forward for one in timed) == len(ROWS)
+
+
+@pytest.mark.parametrize(("name", "direction"), [("axial", "forward"), ("landmark", "backward")])
+def test_regret(name, direction):
+    """Always whole and always in parts are both far worse."""
+    rows = [row for row in ROWS if row[0] == name]
+    timed = [one for one in passes(rows) if one.direction.value == direction]
+    mean, worst = regret(timed)
+    assert mean < 1.025
+    assert worst < 1.25
+    for way in ("whole", "parts"):
+        assert max(getattr(one, way) / min(one.whole, one.parts) for one in timed) > 1.7
+
+
+def test_wrong_choices_are_listed():
+    rows = [row for row in ROWS if row[0] == "landmark"]
+    lines = list(report(rows))
+    assert lines[0].startswith("forward, all: 12 calls, ")
+    assert lines[5].startswith("backward, odd rows: 4 calls, ")
+    regrets = [float(line.split()[0]) for line in lines[6:]]
+    wrong = [one.regret for one in passes(rows) if one.in_parts != (one.parts < one.whole)]
+    assert regrets == pytest.approx(sorted(wrong, reverse=True), abs=1e-3)

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,28 +50,32 @@ def test_a_folder_that_others_only_read_is_used_and_left_as_it_is(tmp_path, mode
     assert folder.stat().st_mode & 0o7777 == mode
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", bytes(64)])
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda entry: entry.write_bytes(b""),
+    "short": lambda entry: entry.write_bytes(b"short"),
+    "zeros": lambda entry: entry.write_bytes(bytes(64)),
+    "a flipped bit": lambda entry: entry.write_bytes(
+        (whole := entry.read_bytes())[:-1] + bytes([whole[-1] ^ 1])
+    ),
+    # a file copied to another key would give another mask's kernel
+    "another key's": lambda entry: shutil.copy(entry.with_name("other"), entry),
+    "a key that ends later": lambda entry: shutil.copy(entry.with_name("ke"), entry),
+    "larger than the cache": lambda entry: os.truncate(entry, 1 << 42),  # sparse
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_dropped_with_a_warning(tmp_path, damage):
-    cache = Cache(tmp_path)
-    cache.put("key", b"payload")
-    (entry,) = entries(tmp_path)
-    entry.write_bytes(damage)
+    cache, files = Cache(tmp_path), tmp_path / "files"
+    for key, payload in (("key", b"payload"), ("other", b"payload"), ("ke", b"ypayload")):
+        cache.put(key, payload)
+    DAMAGE[damage](files / "key")
     with pytest.warns(CacheWarning, match="a damaged entry of the cache .* is built again"):
         assert cache.get("key") is None
+    assert sorted(os.listdir(files)) == ["ke", "other"]
     assert cache.get("key") is None  # dropped: no second warning
     cache.put("key", b"payload")
-    assert cache.get("key") == b"payload"
-
-
-def test_a_single_flipped_bit_is_noticed(tmp_path):
-    cache = Cache(tmp_path)
-    cache.put("key", b"payload")
-    (entry,) = entries(tmp_path)
-    data = bytearray(entry.read_bytes())
-    data[-1] ^= 1
-    entry.write_bytes(data)
-    with pytest.warns(CacheWarning):
-        assert cache.get("key") is None
+    assert [cache.get(key) for key in ("key", "other")] == [b"payload"] * 2
 
 
 def test_an_unusable_folder_means_memory_and_one_warning(tmp_path):
@@ -109,17 +114,10 @@ def test_a_folder_of_somebody_else_is_not_trusted(tmp_path, monkeypatch):
     assert not entries(tmp_path)
 
 
-def test_where_the_folder_is(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MASKC_CACHE_DIR", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_folder() == tmp_path / "home" / ".cache" / "maskc"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "maskc"
+def test_the_folder_is_opened_once(monkeypatch, tmp_path):
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own"
     first = open_cache()
-    assert first.folder == tmp_path / "own"
+    assert first.folder == cache_folder() == tmp_path / "own"
     assert open_cache() is first
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "other"))
     assert open_cache().folder == tmp_path / "other"
@@ -334,36 +332,6 @@ def test_folders_above(tmp_path, mode, usable):
 # ------------------------------------------------------------------ keys and sizes
 
 
-def test_an_entry_belongs_to_its_key(tmp_path):
-    """A file copied to another key would give another mask's kernel."""
-    cache = Cache(tmp_path)
-    cache.put("one", b"payload")
-    files = tmp_path / "files"
-    (files / "other").write_bytes((files / "one").read_bytes())
-    (files / "other").chmod(0o600)
-    with pytest.warns(CacheWarning, match="a damaged entry"):
-        assert cache.get("other") is None
-    assert os.listdir(files) == ["one"]
-    assert cache.get("one") == b"payload"
-
-
-def test_a_key_ends_before_its_payload(tmp_path):
-    cache = Cache(tmp_path)
-    cache.put("ab", b"cd")
-    (tmp_path / "files" / "ab").rename(tmp_path / "files" / "abc")
-    with pytest.warns(CacheWarning):
-        assert cache.get("abc") is None
-
-
-def test_a_file_larger_than_the_cache_is_not_read(tmp_path):
-    cache = Cache(tmp_path)
-    cache.put("key", b"x")
-    os.truncate(tmp_path / "files" / "key", 1 << 42)  # sparse
-    with pytest.warns(CacheWarning, match="a damaged entry"):
-        assert cache.get("key") is None
-    assert os.listdir(tmp_path / "files") == []
-
-
 def test_a_cache_that_was_removed_is_made_again(tmp_path):
     cache = Cache(tmp_path / "c")
     cache.put("key", b"x")
@@ -469,49 +437,30 @@ def test_forked_processes_share_what_was_opened(tmp_path):
 # ------------------------------------------------------------------ the environment
 
 
+OF_USER = f"{{tmp}}/maskc-{os.geteuid()}"
+
+
 @pytest.mark.parametrize(("home", "base", "expected"), [
     ("/home/me", "relative", "/home/me/.cache/maskc"), ("/home/me", "", "/home/me/.cache/maskc"),
     ("/home/me", "/xdg", "/xdg/maskc"), ("/", None, "/.cache/maskc"),
+    ("", None, OF_USER), ("relative", None, OF_USER), (None, None, OF_USER),
+    (None, None, "/of/the/database/.cache/maskc"),
 ])  # fmt: skip
-def test_the_xdg_rules(monkeypatch, home, base, expected):
-    monkeypatch.delenv("MASKC_CACHE_DIR")
-    monkeypatch.setenv("HOME", home)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    if base is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", base)
-    assert cache_folder() == Path(expected)
+def test_the_xdg_rules(monkeypatch, tmp_path, home, base, expected):
+    """Without $HOME the database of users decides, and a temporary folder where it has no entry."""
 
+    def user(_):
+        if "{tmp}" in expected:
+            raise KeyError
+        return SimpleNamespace(pw_dir="/of/the/database")
 
-@pytest.mark.parametrize("home", ["", "relative"])
-def test_a_home_that_is_no_place(monkeypatch, tmp_path, home):
-    monkeypatch.delenv("MASKC_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr("pwd.getpwuid", user)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    assert cache_folder() == tmp_path / f"maskc-{os.geteuid()}"
-
-
-def test_without_home_the_user_database_knows(monkeypatch):
-    import pwd
-
-    monkeypatch.delenv("MASKC_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("HOME")
-    assert cache_folder() == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "maskc"
-
-
-def test_a_user_who_is_in_no_database(monkeypatch, tmp_path):
-    import pwd
-
-    def missing(_):
-        raise KeyError
-
-    monkeypatch.delenv("MASKC_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", missing)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    assert cache_folder() == tmp_path / f"maskc-{os.geteuid()}"
+    for name, content in (("MASKC_CACHE_DIR", None), ("HOME", home), ("XDG_CACHE_HOME", base)):
+        monkeypatch.delenv(name, raising=False)
+        if content is not None:
+            monkeypatch.setenv(name, content)
+    assert cache_folder() == Path(expected.format(tmp=tmp_path))
 
 
 def test_a_home_of_nobody_is_a_name_like_any_other(monkeypatch, tmp_path):

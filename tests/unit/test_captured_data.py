@@ -108,6 +108,19 @@ def test_a_tensor_that_is_written_into_is_read_again() -> None:
     doc = torch.arange(N) // 7
     mask = mc.from_mask_mod(lambda b, h, q, k: (doc[q] == doc[k]) & (q >= k))
     attn, row = mask.compile(D, dtype="float32"), mc.where(lambda q, k: doc[3:][k % 9] == q)
+    computed = {  # by the function, from captured tensors
+        "by operators": mc.from_mask_mod(
+            lambda b, h, q, k: ((2 * doc + 1)[q] == 2 * doc[k] + 1) & (q >= k)
+        ),
+        "pairs": mc.from_mask_mod(lambda b, h, q, k: (doc[:, None] == doc)[q, k] & (q >= k)),
+        "views": mc.from_mask_mod(
+            lambda b, h, q, k: (
+                (doc.flip(0).flip(0)[1:][q - 1] == doc[k]) & (q >= k) & (q > 0)
+                | (q == 0) & (k == 0)
+            )
+        ),
+    }
+    attns = {name: mask.compile(D, dtype="float32") for name, mask in computed.items()}
     q, k, v = tensors()
     for step in range(3):
         doc += step
@@ -116,6 +129,11 @@ def test_a_tensor_that_is_written_into_is_read_again() -> None:
         np.testing.assert_array_equal(mask.dense(N), dense)
         np.testing.assert_allclose(attn(q, k, v), attention(q, k, v, dense)[0], atol=1e-5)
         close(mask, dense)
+        for name, other in computed.items():
+            np.testing.assert_array_equal(other.dense(N), dense, name)
+            close(other, dense)
+            right_out = attention(q, k, v, dense)[0]
+            np.testing.assert_allclose(attns[name](q, k, v), right_out, atol=1e-5, err_msg=name)
         i = np.arange(N)
         np.testing.assert_array_equal(row.dense(N), doc.numpy()[3:][i % 9][None] == i[:, None])
 

@@ -111,24 +111,13 @@ def test_tiles_can_be_chosen():
     assert half["panels"][0]["tile"] == [64, 64]
 
 
-def test_a_million_tokens_in_seconds():
-    text = maskc(
-        "visualize", "--expr", "causal() & (sinks(4) | window(1023))", "--n", 1_000_000
-    ).stdout
-    assert "1,027,472,122 of 1.00e12" in text
-
-
 def test_heads_are_asked_for_or_written():
     text = maskc("visualize", "--expr", "per_head([causal(), full()])", "--n", 16).stdout
     assert "head 0\n" in text
     assert "head 1\n" in text
     answer = maskc_json("visualize", "--expr", "where(lambda h, q, k: k % 4 == h % 4)", "--n", 16)
-    assert [panel["heads"] for panel in answer["pictures"][0]["panels"]] == [
-        [0, 4],
-        [1, 5],
-        [2, 6],
-        [3, 7],
-    ]
+    heads = [panel["heads"] for panel in answer["pictures"][0]["panels"]]
+    assert heads == [[i, i + 4] for i in range(4)]
     answer = maskc_json("visualize", "--expr", "heads(1)", "--n", 16, "--heads", 3)
     assert [panel["heads"] for panel in answer["pictures"][0]["panels"]] == [[0, 2], [1]]
 
@@ -185,15 +174,12 @@ def test_doctor_names_every_probe_and_what_gaps_cost(monkeypatch: pytest.MonkeyP
     assert "kernels run in NumPy" in " ".join(text.split())
 
 
-def test_doctor_tells_what_is_there():
+def test_doctor_tells_what_is_there_and_what_each_card_gets():
     answer = maskc_json("doctor")
     assert answer["maskc"] == mc.__version__
     numpy = next(probe for probe in answer["probes"] if probe["name"] == "numpy")
     assert numpy == {"name": "numpy", "ok": True, "found": np.__version__, "cost": ""}
-
-
-def test_doctor_says_what_each_card_gets():
-    assert maskc_json("doctor")["cards"] == {
+    assert answer["cards"] == {
         **{card: ["simt"] for card in ("7.0", "7.5")},
         **{card: ["sm_80", "simt"] for card in ("8.0", "8.6", "8.9", "10.0", "12.0")},
         "9.0": ["sm_90a", "sm_80", "simt"],

@@ -1,4 +1,4 @@
-"""Check which tests `make test` leaves to CI, and which cases CI leaves to `make matrix`."""
+"""The tests that tests/support chooses for `make test` and `make matrix`; its planted faults."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import cover, mutants
 from tests.support.cover import (
     LIST,
     NIGHTLY,
     UNTRACED,
     Measured,
+    by_target,
     chosen,
     implied,
     is_later,
@@ -51,7 +53,7 @@ def test_a_function_stands_for_its_cases():
 
 def test_cases_that_others_cover_run_at_night():
     """Lines count, names of parameters do not; the cheaper of two cases stays."""
-    line, other, target = ("maskc/a.py", 1), ("maskc/a.py", 2), ("cpu", "sinks")
+    line, other, target = ("maskc/plan/a.py", 1), ("maskc/plan/a.py", 2), ("cpu", "sinks")
     tests = {
         "a.py::same[1]": Measured(2.0, {line, other}),
         "a.py::same[2]": Measured(1.0, {line, other}),
@@ -60,6 +62,8 @@ def test_cases_that_others_cover_run_at_night():
     }
     assert implied(tests) == {"a.py::same[1]", "a.py::same[3]"}
     assert implied(tests, frozenset({"a.py::same[1]"})) == {"a.py::same[2]", "a.py::same[3]"}
+    for whole in ("a.py::same", "a.py"):  # the table of faults names no case
+        assert implied(tests, frozenset({whole})) == set()
     tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
     tests["a.py::other"] = Measured(1.0, {target})
     assert implied(tests) == {"a.py::same[3]"}
@@ -67,6 +71,48 @@ def test_cases_that_others_cover_run_at_night():
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "apart"),
+    [
+        ("maskc/runtime/a.py", 1, True),
+        ("maskc/ir/a.py", 1, False),  # knows no target
+        ("TARGET", "float a = b;", False),  # of all kernels, or of those of one target
+        ("TARGET", "WITH_CAP", True),
+        ("TARGET", "('persistent',)", True),
+    ],
+)
+def test_what_counts_once_for_each_target(place, text, apart):
+    sides = [
+        by_target({(target, "sinks"), (place.replace("TARGET", target), text)})
+        - {(target, "sinks")}
+        for target in ("sm_80", "sm_90a")
+    ]
+    assert (sides[0] != sides[1]) == apart
+
+
+def test_lines_that_print_a_mask_or_declare_something_do_not_count():
+    idle = ("k <= q + m.c0;", "(void)m;", "[[maybe_unused]] constexpr bool PADDED = 0;",
+            "__device__ __forceinline__ i0 f(i0 x) {")  # fmt: skip
+    assert by_target({("simt", line) for line in (*idle, "k <= q;")}) == {"k <= q;"}
+
+
+def test_functions_that_only_check_are_cases_of_one(tmp_path, monkeypatch):
+    text = """
+def test_one(): check(1)
+def test_two(): check(2)
+def test_also(): assert check(3)
+def test_refused():
+    with raises(ValueError): check(4)
+"""
+    (tmp_path / "c.py").write_text(text)
+    monkeypatch.setattr(cover, "ROOT", tmp_path)
+    cover._checked.cache_clear()
+    names = [f"c.py::test_{name}" for name in ("one", "two", "also", "refused")]
+    tests = {name: Measured(1.0 + i, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
+    assert implied(tests) == {names[1]}
+    cover._checked.cache_clear()
 
 
 def test_a_list_is_read_as_it_is_written(tmp_path):
@@ -83,3 +129,62 @@ def test_a_list_names_tests_that_are_there(path):
         file, _, rest = line.partition("::")
         text = texts.setdefault(file, (ROOT / file).read_text())
         assert f"def {rest.partition('[')[0].rpartition('::')[2]}(" in text, line
+
+
+# ------------------------------------------------------------------ planted faults
+
+
+KERNEL = """
+// a < b stays: it is a comment
+FN i32 rows(const struct Attention &p, i32 n) {  // a < b, too
+    for (i32 i = 0; i < n; i++) __syncthreads();
+    asm volatile("max %0, 1 - 2;");
+    return max_i32(0, p.n_q - n);  // n < 0
+}
+"""
+
+
+def test_rules_change_one_place_of_a_line():
+    found = [(fault.rule, fault.new.strip()) for fault in mutants.candidates("x.cuh", KERNEL)]
+    assert found == [
+        ("comparison", "for (i32 i = 0; i <= n; i++) __syncthreads();"),
+        ("barrier", "for (i32 i = 0; i < n; i++) ;"),
+        ("tile", "for (i32 i = 1; i < n; i++) __syncthreads();"),
+        ("extreme", "return min_i32(0, p.n_q - n);  // n < 0"),
+        ("sign", "return max_i32(0, p.n_q + n);  // n < 0"),
+        ("stride", "return max_i32(0, p.n_kv - n);  // n < 0"),
+    ]
+
+
+def test_texts_for_readers_stay():
+    text = '"""a < b\n\nc < d\n"""\nfrom x import a\nif "a" and b < c:\n    pass\n'
+    assert list(mutants.candidates("x.py", text)) == []
+
+
+def test_the_choice_is_the_same_in_every_process():
+    faults = mutants.planted()
+    assert len(faults) == sum(mutants.COUNT.values()) == len({fault.key for fault in faults})
+    assert {fault.rule for fault in faults} == set(mutants.RULES)
+    assert all(mutants.tests_of(fault) for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [("assert 1 + 1 == 2", ""), ("assert 1 + 1 == 3", "tests/test_x.py::test_x"),
+     ("__import__('os').kill(0, 9)", "tests/test_x.py::test_x crashes"),
+     ("while True: pass", "tests/test_x.py::test_x hangs")],
+)  # fmt: skip
+def test_the_first_failure(tmp_path, body, found):
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\nmarkers = ['gpu', 'matrix']"
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text(f"def test_x():\n    {body}\n")
+    assert mutants.first_failure(tmp_path, ["tests/test_x.py"], seconds=3) == found
+
+
+def test_what_is_known_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "TABLE", tmp_path / "mutants.txt")
+    one, two, *_ = (fault.key for fault in mutants.planted())
+    mutants.write_table({one: "none: equal for all lengths", two: "tests/a.py::b", "gone": "x"})
+    assert mutants.read_table() == {one: "none: equal for all lengths", two: "tests/a.py::b"}

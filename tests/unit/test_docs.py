@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import runpy
@@ -90,7 +91,7 @@ PASTED = (
 FIRST = ("README.md", "docs/index.md")
 ELSEWHERE = {
     "architecture.md": "compared with what the stages print, below",
-    "programs.md": "tests/unit/test_programs.py",
+    "programs.md": "runs whole files, below",
     "quality.md": "loads a language model for minutes",
     "explorer.md": "serves a page until it is stopped",
 }
@@ -314,3 +315,40 @@ def test_a_cell_of_the_readme_holds_at_most_ten_words() -> None:
     for line in (ROOT / "README.md").read_text().splitlines():
         if line.startswith("|"):
             assert all(len(cell.split()) <= 10 for cell in line.strip("|").split("|")), line
+
+
+# ------------------------------------------------------------------ docs/programs
+
+
+FOLDER = Path(__file__).parents[2] / "docs" / "programs"
+SHOWN = {
+    block.title: block
+    for block in blocks(FOLDER.with_suffix(".md"))
+    if block.language == "python"
+}  # fmt: skip
+LINES = 55
+"""Lines of a screen."""
+
+
+def test_the_page_shows_every_program() -> None:
+    assert sorted(SHOWN) == sorted(path.name for path in FOLDER.glob("*.py"))
+    for name, block in SHOWN.items():
+        assert block.text == (FOLDER / name).read_text(), f"copy {name} into docs/programs.md"
+        assert block.text.count("\n") <= LINES, name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_a_program(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for node in ast.parse(SHOWN[name].text).body:
+        names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
+        for module in [*names, *([node.module] if isinstance(node, ast.ImportFrom) else [])]:
+            pytest.importorskip(module.partition(".")[0])
+    out = io.StringIO()
+    with redirect_stdout(out):
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    if SHOWN[name].printed is None:  # numbers that differ from machine to machine
+        assert out.getvalue()
+    else:
+        assert out.getvalue() == SHOWN[name].printed

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import DropoutNotRun, DropoutRate, DropoutSeed
+from maskc import driver
+from maskc.core.errors import DropoutRate, DropoutSeed
+from maskc.core.problem import Direction
 from maskc.reference.attention import attention, gradients
 from maskc.reference.dropout import PARTS, dropped, factors, numbers, philox
 from maskc.reference.scores import ScoreOf
+from tests.support.ledger import build
 from tests.support.scores import FORMULAS, close
 from tests.support.thorough import alternating
 
@@ -225,8 +228,32 @@ def test_a_backward_pass_names_the_seed():
         attn.backward(q, k, v, out, lse, dout, dropout_p=0.3)
 
 
-def test_who_has_no_recipe():
-    attn = CAUSAL.compile(16, dtype="float32", target="cpu")
-    bare = mc.CompiledMask(attn.bundle, "cpu")
-    with pytest.raises(DropoutNotRun, match="MC432"):
-        bare(*tensors(8, 8)[:3], **DROPS)
+# ------------------------------------------------------------------ sources
+
+
+def units_of(target, dropout, dim):
+    dtype = "float32" if target == "cpu" else "bfloat16"
+    made = driver.compile(mc.causal(), head_dim=dim, dtype=dtype, target=target, dropout=dropout)
+    return {unit.key: unit for unit in made.bundle.units}
+
+
+@pytest.mark.parametrize("key", ["sm_90a", "sm_90a_small", "sm_90a_backward"])
+def test_hopper_spills_nothing(key):
+    unit = units_of("sm_90a", True, 128)[key]
+    binary = build(unit, frozenset(), unit.directions)
+    assert not binary.report.log, "products side by side"
+    assert all(kernel.spill_stores == 0 for kernel in binary.report.kernels)
+    backward = Direction.backward in unit.directions
+    assert binary.count("HGMMA", f"attention_{'backward' if backward else 'forward'}")
+
+
+@pytest.mark.parametrize("target", ["cpu", "simt", "sm_80", "sm_90a"])
+def test_others_have_no_trace(target):
+    with_it, without = (
+        [unit.source for unit in units_of(target, dropout, 64).values()]
+        for dropout in (True, False)
+    )
+    assert all("dropout_scale" in text for text in with_it)
+    parts = ("philox", "dropout_scale", "dropout_seed", "dropout_least")
+    assert not any(part in text.lower() for text in without for part in parts)
+    assert any("philox" in text.lower() for text in with_it)

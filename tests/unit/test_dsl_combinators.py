@@ -10,17 +10,15 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import (
-    BadParameter,
     BadShape,
     DataRange,
-    DataType,
     MaskArithmetic,
     MissingParentheses,
     NotAMask,
-    NotTraceable,
     WrongHeads,
 )
 from maskc.reference.dense import dense
+from tests.support.drawn_masks import drawn_columns, split_mix
 
 SIZES = [(0, 0), (0, 3), (3, 0), (1, 1), (9, 9), (16, 16), (3, 14), (14, 5)]
 
@@ -97,11 +95,6 @@ def test_plain(mask: mc.Mask, keep: Keep) -> None:
         assert np.array_equal(dense(mask, n_q, n_kv), matrix(keep, n_q, n_kv))
 
 
-def test_alignment_is_at_the_end_by_default() -> None:
-    assert np.array_equal(dense(mc.causal(), 1, 5), [[True] * 5])
-    assert np.array_equal(dense(mc.causal(align="start"), 1, 5), [[True] + [False] * 4])
-
-
 CONVENTIONS = {
     "hf": (mc.window.hf(4), 4, 0),
     "hf_one": (mc.window.hf(1), 1, 0),
@@ -133,22 +126,12 @@ def test_conventions_take_parameters() -> None:
 
 
 def test_random_blocks_draw_the_least_hashes_also_before_the_first_key() -> None:
-    def step(x: int) -> int:
-        x = (x + 0x9E3779B97F4A7C15) % 2**64
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-        return x ^ (x >> 31)
-
-    def least(row: int, columns: int) -> list[int]:
-        start = step(step(5) + row % 2**64)
-        return sorted(range(columns), key=lambda column: (step(start + column), column))[:2]
-
-    assert step(0) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 from state 0
+    assert split_mix(0) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 from state 0
     mask = mc.random_blocks(3, 2, 5)
     for n_q, n_kv in [(20, 20), (4, 17), (17, 4), (2, 5)]:
         dense_mask = dense(mask, n_q, n_kv)
         for q in range(n_q):
-            row = least((q + n_kv - n_q) // 3, -(-n_kv // 3))
+            row = drawn_columns(5, (q + n_kv - n_q) // 3, -(-n_kv // 3), 2)
             assert [k // 3 in row for k in range(n_kv)] == dense_mask[q].tolist()
     assert dense(mc.random_blocks(4, 99, 0), 9).all()
     assert not dense(mc.random_blocks(4, 0, 0), 9).any()
@@ -325,14 +308,29 @@ def test_masks_per_head_are_for_so_many_heads() -> None:
     assert mc.causal().compile(16, n_heads=2, dtype="float32", target="cpu")(x, x, x).shape
 
 
-def test_a_pattern_says_which_parameter_was_meant() -> None:
-    with pytest.raises(BadParameter, match="did you mean window"):
-        mc.patterns.longformer(windw=3)
+BOOLEANS: dict[str, Callable[[Any], object]] = {
+    "ids": lambda true: mc.global_tokens([true]),
+    "a count": lambda true: mc.window(true),
+    "a constant": lambda true: mc.strided(true),
+    "a head": lambda true: mc.heads(true),
+    "a default": lambda true: mc.param("w", true),
+    "a parameter": lambda true: mc.window(mc.param("w", 2)).count(4, w=true),
+    "a length": lambda true: mc.causal().count(true),
+    "a head of a layout": lambda true: mc.per_head([mc.full()] * 2).layout(4, head=true),
+    "a head dimension": lambda true: mc.causal().compile(true),
+    "max_seqlen": lambda true: mc.documents("doc").count(
+        4, doc=mc.cu_seqlens([0, 4], max_seqlen=true)
+    ),
+}
 
 
-def test_integers_are_wanted_where_floats_are_given() -> None:
-    lengths = np.array([2.0, 3.0])
-    with pytest.raises(DataType, match=r"x\.long\(\)"):
-        mc.documents("doc").count(2, doc=lengths)
-    with pytest.raises(NotTraceable, match=r"as \.long\(\) does"):
-        mc.from_mask_mod(lambda b, h, q, k: k < lengths[b])
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize("library", ["Python", "numpy", "torch", "jax"])
+def test_booleans_are_no_integers(name: str, library: str) -> None:
+    """Flags in place of ids would otherwise be the ids 0 and 1."""
+    true: Any = True
+    if library != "Python":
+        module = pytest.importorskip("jax.numpy" if library == "jax" else library)
+        true = module.asarray(True)
+    with pytest.raises(mc.MaskcError):
+        BOOLEANS[name](true)

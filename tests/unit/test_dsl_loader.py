@@ -367,13 +367,6 @@ def test_a_pattern_that_would_be_lost(here: Path):
     assert list(mc.load("kept.py")) == ["near", "first"]
 
 
-def test_patterns_of_two_files_with_one_name(here: Path):
-    for name in ("a.py", "b.py"):
-        write(here, name, "mask = mc.full()\n")
-    done = maskc("compile", ".", code=2)
-    assert "a.py and b.py both define 'mask'" in done.stderr
-
-
 @pytest.mark.parametrize("place", ["a\0b", "out\0"])
 def test_a_null_character_in_the_place_to_write(here: Path, place: str):
     done = maskc("compile", "--expr", "full()", "-o", place, *CPU, code=2)

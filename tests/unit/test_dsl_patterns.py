@@ -13,17 +13,14 @@ from maskc.core.errors import (
     BadExpression,
     BadParameter,
     BadParameterValue,
-    BadPatternName,
     MaskArithmetic,
     MaskcError,
     NegativeWidth,
     NotAMask,
-    NotAMaskReturned,
     NotConstant,
     NotPositive,
     PatternFailed,
     ReservedName,
-    SeveralErrors,
 )
 from maskc.reference.dense import dense
 
@@ -106,33 +103,13 @@ def test_values_of_another_type(values: dict[str, object]) -> None:
         example(**values)
 
 
-def test_mistakes_of_a_definition() -> None:
-    with pytest.raises(BadPatternName):
-
-        @mc.pattern
-        def a_name_that_is_quite_a_bit_longer_than_forty() -> mc.Mask:
-            return mc.full()
-
-    with pytest.raises(BadParameterValue, match="a default value"):
-
-        @mc.pattern
-        def no_default(width: int) -> mc.Mask:
-            return mc.full()
-
+def test_a_default_of_another_type() -> None:
+    """tests/messages/language.txt has the other mistakes of a definition."""
     with pytest.raises(BadParameterValue, match="expects int"):
 
         @mc.pattern
         def wrong_default(width: int = "3") -> mc.Mask:
             return mc.full()
-
-    @mc.pattern
-    def nothing() -> mc.Mask:
-        return None
-
-    with pytest.raises(NotAMaskReturned):
-        nothing()
-    with pytest.raises(BadParameter):
-        example(height=3)
 
 
 # ------------------------------------------------------------------ files
@@ -159,41 +136,6 @@ def test_load_gives_patterns_and_masks_in_file_order(tmp_path: Path) -> None:
     assert loaded["plain"] == mc.causal()
     assert loaded["wide"](w=5) == mc.window(5)
     assert mc.load(str(path)) == loaded
-
-
-def test_patterns_of_an_imported_neighbour_are_not_the_files_own(tmp_path: Path) -> None:
-    write(tmp_path, "neighbour_of_test.py", "@mc.pattern\ndef one():\n    return mc.causal()\n")
-    path = write(
-        tmp_path,
-        "importer.py",
-        "from neighbour_of_test import one\n@mc.pattern\ndef two():\n    return ~one()\n",
-    )
-    loaded = mc.load(path)
-    assert list(loaded) == ["two"]
-    assert loaded["two"]() == ~mc.causal()
-
-
-THREE = """
-@mc.pattern
-def first():
-    return mc.window(-1) | mc.causal()
-
-second = mc.dilated(4, stride=0)
-
-@mc.pattern
-def third():
-    return mc.where(lambda q, k: q > k and k > 2)
-"""
-
-
-def test_three_mistakes_are_reported_together_in_order(tmp_path: Path) -> None:
-    path = write(tmp_path, "bad.py", THREE)
-    with pytest.raises(SeveralErrors) as caught:
-        mc.load(path)
-    codes = [error.code for error in caught.value.errors]
-    assert codes == ["MC101", "MC102", "MC105"]
-    assert [error.at.line for error in caught.value.errors] == [5, 7, 11]
-    assert str(caught.value).count("^") >= 3
 
 
 def test_a_mistake_reached_twice_is_reported_once(tmp_path: Path) -> None:
@@ -235,13 +177,6 @@ def test_a_file_that_fails(tmp_path: Path, content: bytes, line: int) -> None:
     with pytest.raises(PatternFailed) as caught:
         mc.load(path)
     assert caught.value.at.line == line
-
-
-def test_a_pattern_that_fails_names_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "late.py", "@mc.pattern\ndef one():\n    return mc.window({}['x'])\n")
-    with pytest.raises(PatternFailed) as caught:
-        mc.load(path)
-    assert caught.value.at.line == 4
 
 
 # ------------------------------------------------------------------ text

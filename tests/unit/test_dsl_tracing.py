@@ -18,9 +18,7 @@ from maskc.core.errors import (
     DataRange,
     MaskcError,
     MaskUsedAsBool,
-    NotAnInteger,
     NotTraceable,
-    ReservedName,
 )
 from maskc.reference.dense import dense
 
@@ -187,17 +185,6 @@ def test_the_original_function_is_left_alone() -> None:
     assert keep(1, 4)
 
 
-def test_torch_tensors_are_captured() -> None:
-    torch = pytest.importorskip("torch")
-    documents, shift = torch.tensor([0, 0, 1, 1]), torch.tensor(1)
-
-    def mask_mod(b, h, q_idx, kv_idx):
-        return (documents[q_idx] == documents[kv_idx]) & (shift + q_idx > kv_idx)
-
-    expected = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]], dtype=bool)
-    assert np.array_equal(dense(mc.from_mask_mod(mask_mod), 4), expected)
-
-
 def test_heads_and_an_unused_batch() -> None:
     by_head = mc.where(lambda b, h, q, k: q - k == h)
     assert by_head == mc.where(lambda h, q, k: q - k == h)
@@ -335,22 +322,6 @@ def test_reading_outside_a_captured_array_is_refused() -> None:
         dense(mask, 9)
     with pytest.raises(DataRange):
         dense(mc.where(lambda q, k: TABLE[q - 1] > k), 4)
-
-
-def test_parameters_are_checked() -> None:
-    with pytest.raises(ReservedName):
-        mc.param("softcap", 3)
-    with pytest.raises(ReservedName):
-        mc.param("a b", 3)
-    with pytest.raises(NotAnInteger):
-        mc.param("w", "2.5")
-
-
-def test_masks_have_no_truth_value() -> None:
-    with pytest.raises(MaskUsedAsBool):
-        _ = mc.causal() and mc.full()
-    with pytest.raises(MaskUsedAsBool):
-        bool(mc.n_q > 3)
 
 
 def test_what_is_decided_without_a_traced_value_stays() -> None:

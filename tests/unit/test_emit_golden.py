@@ -70,7 +70,9 @@ def test_a_selection(golden):
     golden("explain/chosen.txt", explain(made))
 
 
-EVERY = {**CASES, "chosen": CHOSEN, "grid": GRID, "blocks": mc.block_diagonal(16)}
+GATHERED = mc.topk(9, mc.causal(), score="indexer", share="all")
+EVERY = {**CASES, "chosen": CHOSEN, "grid": GRID, "blocks": mc.block_diagonal(16),
+         "gathered": GATHERED}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -90,6 +92,7 @@ def test_what_the_cases_cover():
     assert forms >= {
         "sm_90a", "sm_90a_backward", "sm_90a_small", "sm_90a_small_backward", "sm_90a_tiny",
         "sm_90a_tiny_backward", "sm_90a_grid", "sm_90a_documents", "sm_90a_selections",
+        "sm_90a_gather",
     }  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def test_unchanged_documents_make_no_lists(hopper, launched):
 
 
 def test_a_call_like_the_last_one_is_known_again(hopper, monkeypatch):
-    """By the arrays themselves: data are read anew only where any is another one."""
+    """Data are read anew only where a layout or a number differs, or one array served twice."""
     read, bind = [], DataLists.bind
     monkeypatch.setattr(DataLists, "bind", lambda *args: read.append(1) or bind(*args))
     w = mc.param("w", 40)
@@ -227,7 +227,32 @@ def test_a_call_like_the_last_one_is_known_again(hopper, monkeypatch):
     called(2, w=50)
     called(2, w=50)
     called(3, x=(high, low))  # the other way round: nothing is seen
-    called(4, x=(low, high.clone()), w=50)
+    called(3, x=(low, high.clone() - 70), f=flags.clone())
+    called(3, x=(high, low))
+    called(3, x=(low, low))
+    called(3)
+    called(4, x=(low.long(), high))
+    called(5, x=(low, low), w=30)
+    called(6, x=(low, high), w=30)  # other arrays in the places of one
+    called(7, x=(low.repeat(1, 2)[:, :N], high), w=30)
+    called(7, x=((low + 20).repeat(1, 2)[:, :N], high.clone()), w=30)
+
+
+def test_arrays_whose_writes_nobody_counts(hopper, launched, monkeypatch):
+    """Every call makes lists, in memory of earlier ones."""
+    new, memories = ListsPlan._new, []
+    monkeypatch.setattr(ListsPlan, "_new", lambda *given: memories.append(0) or new(*given))
+    attn, given = (mc.flags("x") & CAUSAL).compile(head_dim=64, target="sm_90a"), made()
+    with torch.inference_mode():
+        flags = torch.ones(N, dtype=torch.bool)
+    for number in range(4):
+        with torch.inference_mode():
+            flags[:] = torch.arange(N) % 4 <= number
+        out = attn(*given[:3], x=flags)
+        want = exact(*given[:3], dense(mc.flags("x") & CAUSAL, {"x": flags.numpy()}))
+        torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
+        assert launched["data_bounds"] == number + 1
+    assert len(memories) == 2
 
 
 def _on_host(value):

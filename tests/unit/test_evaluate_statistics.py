@@ -26,11 +26,6 @@ def test_mcnemar_by_definition():
     assert st.mcnemar(5, 5) == 1
 
 
-def test_holm_of_a_textbook():
-    assert st.holm((0.01, 0.04, 0.03, 0.005)) == pytest.approx((0.03, 0.06, 0.06, 0.02))
-    assert st.holm(()) == ()
-
-
 def test_student_of_a_textbook():
     """Student's sleep data (1908): mean 1.58, t = 4.0621, p = .00283, 0.70 to 2.46 hours."""
     pytest.importorskip("scipy")

@@ -828,10 +828,10 @@ def test_a_small_transformer_trains_as_with_the_dense_mask():
 
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (4, n)))
     steps = optax.adam(2e-3)
+    weights = jax.jit(Model(False).init)(jax.random.key(1), tokens)
 
     def losses(ours):
         model = Model(ours)
-        weights = jax.jit(model.init)(jax.random.key(1), tokens)
 
         def loss(weights):
             logits = model.apply(weights, tokens)[:, :-1]

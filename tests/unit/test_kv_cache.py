@@ -110,6 +110,9 @@ def test_memory_is_constant_and_streaming_needs_no_table():
     assert cache.given(10) == {"written": 10}
     assert cache.given(1 << 29) == {"written": 1028}
     assert cache.slot([0, 3, 4, 1027, 1028, 1 << 40]).tolist() == [0, 3, 4, 1027, 4, 1024]
+    assert cache.slot([]).tolist() == []
+    with pytest.raises(BadLength, match="k must be an integer"):
+        cache.slot(2.5)
     assert pickle.loads(pickle.dumps(cache)) == cache
     assert str(cache) == (
         "1028 slots at any length, for calls of at most 1 new token\n"

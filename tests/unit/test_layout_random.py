@@ -8,24 +8,16 @@ import pytest
 import maskc as mc
 from maskc.core.errors import IntegerTooWide
 from maskc.layout.inputs.random_draw import draw, first_row, splitmix64, step, table_rows
-
-WORD = 2**64
-
-
-def plain_step(x: int) -> int:
-    z = (x + 0x9E3779B97F4A7C15) % WORD
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
-    return z ^ (z >> 31)
+from tests.support.drawn_masks import WORD, split_mix
 
 
 def plain_hash(seed: int, row: int, column: int) -> int:
-    return plain_step((plain_step((plain_step(seed % WORD) + row) % WORD) + column) % WORD)
+    return split_mix((split_mix((split_mix(seed % WORD) + row) % WORD) + column) % WORD)
 
 
 def test_known_numbers() -> None:
     assert int(step(np.uint64(0))) == 0xE220A8397B1DCDAF
-    assert int(splitmix64(0, 0, 0)) == plain_step(plain_step(0xE220A8397B1DCDAF))
+    assert int(splitmix64(0, 0, 0)) == split_mix(split_mix(0xE220A8397B1DCDAF))
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 + 3])

@@ -40,6 +40,10 @@ def layout_from(kinds: np.ndarray) -> BlockLayout:
     return BlockLayout(rows * 2, columns * 3, TILE, ptr, col.astype(np.int32), kinds[row, col])
 
 
+def spans_of(*layouts: BlockLayout) -> Spans:
+    return list_spans(kernel_lists(list(layouts))[0])
+
+
 def items_of(made: work.Work) -> list[dict[str, int]]:
     return [dict(zip(NAMES, row, strict=True)) for row in made.items.tolist()]
 
@@ -108,10 +112,9 @@ def check_sizes(made, kinds_of, rule: WorkList, n_q: int = 0) -> None:
         counts = [int(n) for n in (kinds > 0).sum(axis=1)]
         for tile, (count, most) in enumerate(zip(counts, cut_by(counts, rule, n_q), strict=True)):
             sizes = [size for _, size in sorted(found.get((head, tile), []))]
+            step = most or count
             if count:
-                assert sizes == [
-                    min(most or count, count - i) for i in range(0, count, most or count)
-                ]
+                assert sizes == [min(step, count - i) for i in range(0, count, step)]
 
 
 def check_parts(made) -> None:
@@ -218,7 +221,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
 def test_shares_of_columns_lie_side_by_side(problem):
     """The items keep their order, but each leaves a share: by column, head, position."""
     kinds, of_head, heads_kv, rule, tokens = problem
-    spans = list_spans(kernel_lists([layout_from(one).transpose() for one in kinds])[0])
+    spans = spans_of(*(layout_from(one).transpose() for one in kinds))
     size = of_head.shape[1] // heads_kv
     one, made = (backward_work(spans, of_head, heads_kv, tokens, replace(rule, apart=apart))
                  for apart in (False, True))  # fmt: skip
@@ -240,8 +243,7 @@ def test_shares_of_columns_lie_side_by_side(problem):
 def test_where_a_column_is_cut_depends_on_its_own_tiles():
     kinds = np.ones((9, 2), np.uint8)
     kinds[4:, 1] = 0
-    ptr, _ = kernel_lists([layout_from(kinds).transpose()])
-    spans = list_spans(ptr)
+    spans = spans_of(layout_from(kinds).transpose())
     one = items_of(backward_work(spans, np.zeros((1, 2), int), 1, 9, WorkList(9, 4)))
     two = items_of(backward_work(spans, np.zeros((3, 6), int), 2, 9, WorkList(99, 4)))
     pieces = [(i["tile"], i["first"], i["count"], int(i["shared"] > 0)) for i in one]
@@ -261,26 +263,22 @@ NEVER = {
 }
 
 
-def spans_of(keep: str, n: int, n_kv: int = 0, tile: TileShape = TileShape(64, 32)):  # noqa: B008
-    recipe = LayoutRecipe(tile, parse_expr(keep), None)
-    return list_spans(kernel_lists([build(recipe, n, n_kv or n, {}, {})])[0])
+def layout_of(keep: str, n: int, n_kv: int = 0, tile: tuple[int, int] = (64, 32)) -> BlockLayout:
+    return build(LayoutRecipe(TileShape(*tile), parse_expr(keep), None), n, n_kv or n, {}, {})
 
 
 @pytest.mark.parametrize("name", NEVER)
 @pytest.mark.parametrize(("n_q", "n_kv"), [(4000, 4000), (1000, 5000), (5000, 1000)])
 def test_even_rows_are_never_cut(name, n_q, n_kv):
-    made = forward_work(
-        spans_of(NEVER[name], n_q, n_kv), np.zeros((2, 2), int), 2, n_q, n_kv,
-        WorkList(9, uneven_tiles=2),
-    )  # fmt: skip
+    spans, rule = spans_of(layout_of(NEVER[name], n_q, n_kv)), WorkList(9, uneven_tiles=2)
+    made = forward_work(spans, np.zeros((2, 2), int), 2, n_q, n_kv, rule)
     assert not made.shared
     assert made.parts == len(made.merges)
 
 
 def test_a_row_among_short_ones_is_cut():
-    made = forward_work(
-        spans_of(GLOBAL, 4000), np.zeros((1, 1), int), 1, 4000, 4000, WorkList(9, uneven_tiles=16)
-    )
+    spans, rule = spans_of(layout_of(GLOBAL, 4000)), WorkList(9, uneven_tiles=16)
+    made = forward_work(spans, np.zeros((1, 1), int), 1, 4000, 4000, rule)
     long = [(i["tile"], i["count"]) for i in items_of(made) if i["shared"]]
     assert long == [(0, 16)] * 7 + [(0, 13)]
     assert made.merges.tolist() == [[0, 0, 0, 8, 0, 0, 0, 0]]
@@ -288,35 +286,26 @@ def test_a_row_among_short_ones_is_cut():
 
 def test_parts_do_not_depend_on_batch_or_heads():
     rule = WorkList(9000, uneven_tiles=3)
-    spans = spans_of(GLOBAL, 2000)
+    spans = spans_of(layout_of(GLOBAL, 2000))
     one = forward_work(spans, np.zeros((1, 1), int), 1, 2000, 2000, rule)
     many = forward_work(spans, np.zeros((3, 8), int), 2, 2000, 2000, rule)
     assert many.parts == 24 * one.parts > 0
-    names = ("tile", "first", "count")
     for head in range(24):
-        own = [i for i in items_of(many) if i["head"] == head]
-        assert [[i[n] for n in names] for i in own] == [
-            [i[n] for n in names] for i in items_of(one)
-        ]
-        cut = [i["shared"] - head * one.parts for i in own if i["shared"]]
-        assert cut == [i["shared"] for i in items_of(one) if i["shared"]]
+        first = head * one.parts
+        own = [{**i, "head": 0, "shared": i["shared"] and i["shared"] - first}
+               for i in items_of(many) if i["head"] == head]  # fmt: skip
+        assert own == items_of(one)
 
 
 def test_many_long_rows_have_no_more_parts_than_there_are_rows():
     """And a list of its own decides for each head."""
     keep = "(q % 1000 < 100) | (k == q)"
     rule = WorkList(9, uneven_tiles=1)
-    made = forward_work(spans_of(keep, 8000), np.zeros((1, 2), int), 2, 8000, 8000, rule)
+    made = forward_work(spans_of(layout_of(keep, 8000)), np.zeros((1, 2), int), 2, 8000, 8000, rule)
     assert 0 < made.parts <= 2 * 125
     assert len({row[3] for row in made.merges.tolist()}) == 1
-    both = list_spans(
-        kernel_lists(
-            [
-                build(LayoutRecipe(TILE, parse_expr(text), None), 60, 60, {}, {})
-                for text in ("k <= q", "(q < 2) | (k == q)")
-            ]
-        )[0]
-    )
+    texts = ("k <= q", "(q < 2) | (k == q)")
+    both = spans_of(*(layout_of(text, 60, tile=(2, 3)) for text in texts))
     made = forward_work(both, np.array([[0, 1, 0]]), 3, 60, 60, rule)
     assert {row[1] for row in made.merges.tolist()} == {1}
 
@@ -324,18 +313,10 @@ def test_many_long_rows_have_no_more_parts_than_there_are_rows():
 def test_a_row_that_is_alone_is_cut():
     """One query is decoded; where there are two rows they are not cut."""
     rule = WorkList(9000, uneven_tiles=4)
-    for n, keys, most in (
-        (1, 7, 7),
-        (16, 8, 4),
-        (9, 30, 4),
-        (32, 30, 8),
-        (20, 15, 15),
-        (33, 30, 30),
-    ):
-        made = forward_work(
-            spans_of("k >= 0", n, 32 * keys, TileShape(32, 32)), np.zeros((2, 3), int), 3, n,
-            32 * keys, rule,
-        )  # fmt: skip
+    cases = ((1, 7, 7), (16, 8, 4), (9, 30, 4), (32, 30, 8), (20, 15, 15), (33, 30, 30))
+    for n, keys, most in cases:
+        spans = spans_of(layout_of("k >= 0", n, 32 * keys, (32, 32)))
+        made = forward_work(spans, np.zeros((2, 3), int), 3, n, 32 * keys, rule)
         assert max(i["count"] for i in items_of(made)) == most
         assert len(made.merges) == (6 if most < keys else 0)
 
@@ -344,18 +325,15 @@ def test_columns_among_short_ones_are_cut():
     """Even ones keep the larger size."""
     rule = WorkList(9, most_tiles=50, uneven_tiles=8)
     for keep, most in ((GLOBAL, 8), ("k <= q", 50)):
-        recipe = LayoutRecipe(TileShape(32, 64), parse_expr(keep), None)
-        layout = build(recipe, 4000, 4000, {}, {}).transpose()
-        spans = list_spans(kernel_lists([layout])[0])
+        spans = spans_of(layout_of(keep, 4000, tile=(32, 64)).transpose())
         made = backward_work(spans, np.zeros((1, 2), int), 1, 4000, rule)
         assert max(i["count"] for i in items_of(made)) == most
         assert made.shared
 
 
 def test_heads_of_a_group_stay_together():
-    kinds = np.tril(np.ones((3, 3), np.uint8))
-    ptr, _ = kernel_lists([layout_from(kinds)])
-    made = forward_work(list_spans(ptr), np.zeros((1, 6), int), 3, 10, 10, WorkList(25))
+    spans = spans_of(layout_from(np.tril(np.ones((3, 3), np.uint8))))
+    made = forward_work(spans, np.zeros((1, 6), int), 3, 10, 10, WorkList(25))
     assert [(i["tile"], i["head"]) for i in items_of(made)] == [
         *((tile, head) for tile in (2, 1, 0) for head in range(4)),
         *((tile, head) for tile in (2, 1, 0) for head in (4, 5)),
@@ -364,18 +342,16 @@ def test_heads_of_a_group_stay_together():
 
 
 def test_groups_are_alike():
-    rows = layout_from(np.tril(np.ones((2, 2), np.uint8)))
-    made = forward_work(
-        list_spans(kernel_lists([rows])[0]), np.zeros((1, 16), int), 16, 10, 10, WorkList(50)
-    )
+    spans = spans_of(layout_from(np.tril(np.ones((2, 2), np.uint8))))
+    made = forward_work(spans, np.zeros((1, 16), int), 16, 10, 10, WorkList(50))
     assert [i["head"] for i in items_of(made)][:8] == [0, 1, 2, 3] * 2  # 4 groups of 4, not 5
 
 
 def test_too_much_work(monkeypatch):
     monkeypatch.setattr(work, "MAX_ITEMS", 5)
-    ptr, _ = kernel_lists([layout_from(np.ones((3, 1), np.uint8))])
+    spans = spans_of(layout_from(np.ones((3, 1), np.uint8)))
     with pytest.raises(TooMuchWork, match="6 work items, more than the limit of 5"):
-        forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, 1, WorkList(1))
+        forward_work(spans, np.zeros((1, 2), int), 2, 1, 1, WorkList(1))
 
 
 # ------------------------------------------------------------------ packed heads
@@ -435,14 +411,13 @@ def test_where_packed_rows_are_cut(rows, tiles, size):
 
 def test_rows_of_many_queries_have_fewer_parts():
     """Parts of more rows take longer to store and to add up."""
-    sizes = [
-        sizes_of(packed_work(row_spans([112]), np.zeros((1, 8), int), 1, packed_rule(heads)))
+    few, many = (
+        [packed_work(row_spans([112]), np.zeros((1, rows), int), 1, packed_rule(heads))
+         for rows in (8, 64)]
         for heads in (4, 128)
-    ]
-    assert sizes == [{8}, {8}]
-    many = packed_work(row_spans([112]), np.zeros((1, 64), int), 1, packed_rule(128))
-    few = packed_work(row_spans([112]), np.zeros((1, 64), int), 1, packed_rule(4))
-    assert many.parts <= few.parts
+    )  # fmt: skip
+    assert sizes_of(few[0]) == sizes_of(many[0]) == {8}
+    assert many[1].parts <= few[1].parts
 
 
 def test_a_long_row_among_short_ones_is_cut():

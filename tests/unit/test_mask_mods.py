@@ -71,6 +71,38 @@ def check(mod: Mod, n: int = N) -> mc.Mask:
     return mask
 
 
+def all_pairs(mod: Mod, n_q: int, n_kv: int) -> torch.Tensor:
+    """The dense mask of FlexAttention's create_mask."""
+    return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu")
+
+
+def check_attention(mask: mc.Mask, right: torch.Tensor) -> None:
+    """Compare attention, and its gradients, with a softmax over these pairs."""
+    given = [torch.randn(SEQUENCES, HEADS, n, 16) for n in (right.shape[2], *2 * right.shape[3:])]
+    q, k, v = (x.requires_grad_() for x in given)
+    scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
+    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    out, dout = mc.attention(q, k, v, mask), torch.randn_like(wanted)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    found, wanted = (torch.autograd.grad(x, (q, k, v), dout) for x in (out, wanted))
+    torch.testing.assert_close(found, [x.nan_to_num() for x in wanted], atol=2e-5, rtol=2e-5)
+
+
+def _causal(b, h, q, k):
+    return q >= k
+
+
+def _near(b, h, q, k):
+    return q - k <= 3
+
+
+def _augmented(b, h, q, k):
+    keep = q >= k
+    keep &= q - k < 5
+    keep |= k < 2
+    return keep
+
+
 FUNCTIONS: dict[str, Mod] = {
     "bits": lambda b, h, q, k: (q & 6) == (k & 6),
     "bits_of_negative_integers": lambda b, h, q, k: ((q - k) & 0b101101) > 8,
@@ -105,8 +137,10 @@ FUNCTIONS: dict[str, Mod] = {
     "floor_divide": lambda b, h, q, k: torch.floor_divide(q - k, 3) == -1,
     "div_floor": lambda b, h, q, k: torch.div(q - 20, 3, rounding_mode="floor") + 4 < k,
     "div_trunc": lambda b, h, q, k: torch.div(q - k, 3, rounding_mode="trunc") == 0,
+    "div_trunc_negative": lambda b, h, q, k: torch.div(q - k, -3, rounding_mode="trunc") == 1,
     "div_method": lambda b, h, q, k: q.div(4, rounding_mode="floor") == k.floor_divide(4),
     "fmod": lambda b, h, q, k: torch.fmod(q - k, 3) == -2,
+    "fmod_negative": lambda b, h, q, k: torch.fmod(q - k, -5) == 2,
     "add_sub_mul": lambda b, h, q, k: torch.add(q, 3) - torch.mul(k, 2) >= torch.sub(1, k),
     "products_of_conditions": lambda b, h, q, k: (q >= k).int() * (q - k < 5).int() * (k + 1) > 3,
     "product_of_conditions": lambda b, h, q, k: (q >= k) * torch.where(k < 5, 2, 0) * (q < 9) == 2,
@@ -135,47 +169,27 @@ FUNCTIONS: dict[str, Mod] = {
     ),
     "shape": lambda b, h, q, k: (q >= k) if q.ndim in (0, 2) else (q < k),
     "reflected": lambda b, h, q, k: (5 - q <= k) & (torch.tensor(3) <= q),
-    "augmented": lambda b, h, q, k: _augmented(q, k),
-    "and_masks": lambda b, h, q, k: _flex("and_masks", _causal, _near)(b, h, q, k),
-    "or_masks": lambda b, h, q, k: _flex("or_masks", _near, lambda b, h, q, k: k < 2)(b, h, q, k),
+    "augmented": _augmented,
+    "and_masks": flex.and_masks(_causal, _near),
+    "or_masks": flex.or_masks(flex.and_masks(_causal, _near), lambda b, h, q, k: k < 2),
     "partial": functools.partial(lambda size, b, h, q, k: q - k < size, 3),
     "default": lambda b, h, q, k, size=4: abs(q - k) < size,
     "heads": lambda b, h, q, k: q - k <= 3 * h,
+    # bits that a plain integer names are formulas, for all lengths
+    "bits set": lambda b, h, q, k: (q | 5) > (k ^ 3),
+    "bits set and cleared": lambda b, h, q, k: ((q & 6) | 1) != (~k & 3),
+    "bits moved to the left": lambda b, h, q, k: (
+        torch.bitwise_or(q, 2) <= torch.bitwise_left_shift(k, 1)
+    ),
+    "bits moved to the right": lambda b, h, q, k: (
+        (q >> 1) == (torch.bitwise_right_shift(k, 2) ^ -2)
+    ),
 }  # fmt: skip
-
-
-def _causal(b, h, q, k):
-    return q >= k
-
-
-def _near(b, h, q, k):
-    return q - k <= 3
-
-
-def _augmented(q, k):
-    keep = q >= k
-    keep &= q - k < 5
-    keep |= k < 2
-    return keep
-
-
-def _flex(name: str, *mods: Mod) -> Mod:
-    from torch.nn.attention import flex_attention
-
-    return getattr(flex_attention, name)(*mods)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_and_methods_of_torch(name: str) -> None:
     check(FUNCTIONS[name])
-
-
-def test_what_flex_attention_offers() -> None:
-    from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
-
-    check(and_masks(_causal, _near))
-    check(or_masks(and_masks(_causal, _near), lambda b, h, q, k: k < 2))
-    assert mc.from_mask_mod(noop_mask).dense(N).all()
 
 
 def test_wrapped_and_callable_objects() -> None:
@@ -224,6 +238,9 @@ REFUSED: dict[str, Mod] = {
     "new_dimension": lambda b, h, q, k: torch.arange(12)[None, q] > 1,
     "sum": lambda b, h, q, k: torch.sum(q) > k,
     "stack": lambda b, h, q, k: torch.stack([q, k]) > 1,
+    "random": lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5),
+    "random_table": lambda b, h, q, k: torch.randperm(N)[q] >= k,
+    "random_in_place": lambda b, h, q, k: torch.zeros(N).long().random_(3)[q] < 2,
 }
 
 
@@ -240,6 +257,7 @@ BIAS = torch.arange(2 * 2 * 12 * 12).reshape(2, 2, 12, 12) * 7 % 11
 OWN = SimpleNamespace(doc=DOC[0], inner=SimpleNamespace(doc=DOC), numpy=DOC[0].numpy())
 LISTED = {"doc": DOC[0], "rows": [DOC[0], DOC[1]], "numpy": [DOC[1].numpy()]}
 LENGTHS, REACH = torch.tensor([4, 9]), torch.tensor([1, 5])
+WIDTHS, TURN = [3, 7], [[0, 2], 5]
 
 PLACES: dict[str, Mod] = {
     "attribute": lambda b, h, q, k: OWN.doc[q] == OWN.doc[k],
@@ -267,11 +285,13 @@ PLACES: dict[str, Mod] = {
     "relative": lambda b, h, q, k: BIAS[0, 0, 3][(q - k).clamp(-5, 5) + 5] > 4,
     "zero_dimensions": lambda b, h, q, k: q - k < LENGTHS[0],
     "computed": lambda b, h, q, k: (DOC + 1)[b, q] > DOC.max(),
+    "a list of heads": lambda b, h, q, k: q - k < WIDTHS[h],
+    "a list of sequences": lambda b, h, q, k: (q >= k) & (q - k < WIDTHS[b]) & (k != TURN[0][0]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_captured_tensors_of_any_rank_and_place(name: str) -> None:
+def test_captured_tensors_and_lists_of_any_rank_and_place(name: str) -> None:
     check(PLACES[name])
 
 
@@ -286,32 +306,8 @@ def test_b_may_only_index() -> None:
 
 
 def test_attention_by_sequences_and_heads() -> None:
-    q = torch.randn(SEQUENCES, HEADS, N, 16)
     for name in ("batch", "lengths", "reach_of_heads", "vector_of_heads", "four", "rank_three"):
-        mask = mc.from_mask_mod(PLACES[name])
-        right = torch.from_numpy(eager(PLACES[name]))
-        scores = (q @ q.mT / 4).masked_fill(~right, -torch.inf)
-        wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ q
-        torch.testing.assert_close(mc.attention(q, q, q, mask), wanted, atol=1e-5, rtol=1e-5)
-
-
-WIDTHS, TURN = [3, 7], [[0, 2], 5]
-
-
-@pytest.mark.parametrize(
-    "mod",
-    [
-        lambda b, h, q, k: (q | 5) > (k ^ 3),
-        lambda b, h, q, k: ((q & 6) | 1) != (~k & 3),
-        lambda b, h, q, k: torch.bitwise_or(q, 2) <= torch.bitwise_left_shift(k, 1),
-        lambda b, h, q, k: (q >> 1) == (torch.bitwise_right_shift(k, 2) ^ -2),
-        lambda b, h, q, k: q - k < WIDTHS[h],
-        lambda b, h, q, k: (q >= k) & (q - k < WIDTHS[b]) & (k != TURN[0][0]),
-    ],
-)
-def test_bits_and_lists(mod: Mod) -> None:
-    """Bits that a plain integer names are formulas, for all lengths; lists are arrays."""
-    check(mod)
+        check_attention(mc.from_mask_mod(PLACES[name]), torch.from_numpy(eager(PLACES[name])))
 
 
 # ------------------------------------------------------------------ tables of one index
@@ -347,10 +343,7 @@ def test_what_one_index_decides_is_a_table(name: str) -> None:
         dense = mask.dense(n_q, n_kv)
         dense = dense[:, None] if dense.ndim == 3 else dense
         np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
-    q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (7, 12, 12))
-    scores = (q @ k.mT / 4).masked_fill(~all_pairs(mod, 7, 12), -torch.inf)
-    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
-    torch.testing.assert_close(mc.attention(q, k, v, mask), wanted, atol=1e-5, rtol=1e-5)
+    check_attention(mask, all_pairs(mod, 7, 12))
 
 
 def test_tables_of_one_index_keep_what_is_proved() -> None:
@@ -360,14 +353,6 @@ def test_tables_of_one_index_keep_what_is_proved() -> None:
         pickle.dumps(mask)
     assert mask.subset_of(mc.causal(align="start")) is True
     assert mask.equals(mc.causal(align="start")) is not True
-
-
-def test_tables_of_one_index_are_computed_again_where_somebody_writes() -> None:
-    limits = torch.full((12,), 2.5)
-    mask = mc.from_mask_mod(lambda b, h, q, k: (limits[q].ceil().long() >= k) & (k >= 0))
-    assert mask.count(12) == 12 * 4
-    limits[3] = 6.5
-    assert mask.count(12) == 12 * 4 + 4
 
 
 # ------------------------------------------------------------------ evaluated
@@ -408,19 +393,17 @@ EVALUATED: dict[str, Mod] = {
 }
 
 
-def all_pairs(mod: Mod, n_q: int, n_kv: int) -> torch.Tensor:
-    """The dense mask of FlexAttention's create_mask."""
-    return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu")
-
-
-def test_tables_of_an_index_follow_writes_into_integers():
-    """A captured tensor of integers, read inside of what is computed, is read again."""
-    ids = torch.zeros(24, dtype=torch.int64)
-    mask = mc.from_mask_mod(lambda b, h, q, k: torch.sqrt(ids[q] * 1.0).long() >= ids[k])
-    for content in (torch.arange(24), torch.arange(24) // 5, torch.zeros(24).long()):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_tables_of_one_index_are_computed_again_where_somebody_writes(dtype) -> None:
+    """A captured tensor, read inside of what is computed, is read again."""
+    ids, keys = torch.zeros(24, dtype=dtype), torch.arange(24) % 5
+    mask = mc.from_mask_mod(lambda b, h, q, k: torch.sqrt(ids[q] * 1.0).long() >= keys[k])
+    for content in (torch.arange(24), torch.arange(24) // 5, torch.zeros(24)):
         ids.copy_(content)
-        wanted = content.double().sqrt().floor()[:, None] >= content
+        wanted = content.double().sqrt().floor()[:, None] >= keys
         assert np.array_equal(mask.dense(24), wanted.numpy())
+    ids[3] = 20
+    assert mask.count(24) == 24 + 23 * 5
 
 
 def test_bytes_that_are_converted_first_are_traced():
@@ -439,10 +422,7 @@ def test_mask_mods_that_cannot_be_followed_are_evaluated(name: str) -> None:
     assert mask.equals(mc.causal()) in (None, False)
     for n_q, n_kv in ((12, 12), (7, 12)):  # other lengths, one mask
         right = all_pairs(mod, n_q, n_kv)
-        q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (n_q, n_kv, n_kv))
-        scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
-        wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
-        torch.testing.assert_close(mc.attention(q, k, v, mask), wanted, atol=1e-5, rtol=1e-5)
+        check_attention(mask, right)
         if "sequence" in name:
             continue
         dense = mask.dense(n_q, n_kv, n_heads=HEADS)
@@ -459,17 +439,7 @@ def test_evaluated_masks_of_many_tiles() -> None:
     right = all_pairs(lambda b, h, q, k: ((q ^ k) % 7 < 4 + h) & (q >= k), 200, 200)
     with patch.object(evaluated, "_PAIRS", 1 << 15):
         np.testing.assert_array_equal(mask.dense(200, n_heads=HEADS), right[0])
-        found = [torch.randn(SEQUENCES, HEADS, 200, 16, requires_grad=True) for _ in range(3)]
-        out = mc.attention(*found, mask)
-    q, k, v = found
-    scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
-    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
-    dout = torch.randn_like(wanted)
-    for one, two in zip(
-        (out, *torch.autograd.grad(out, found, dout)),
-        (wanted, *torch.autograd.grad(wanted, found, dout)), strict=True,
-    ):  # fmt: skip
-        torch.testing.assert_close(one, two, atol=2e-5, rtol=2e-5)
+        check_attention(mask, right)
 
 
 @pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning", "ignore::maskc.DenseWarning")
@@ -543,50 +513,6 @@ def test_in_one_graph(name: str) -> None:
         torch.autograd.grad(out.sum(), found), torch.autograd.grad(wanted.sum(), found), strict=True
     ):
         torch.testing.assert_close(one, two)
-
-
-def test_evaluated_block_masks() -> None:
-    mod = EVALUATED["bits"]
-    block_mask = flex.create_block_mask(mod, None, None, 200, 200, device="cpu")
-    x = torch.randn(SEQUENCES, HEADS, 200, 16)
-    with pytest.warns(mc.EvaluatedMaskWarning):
-        out = mc.flex_attention(x, x, x, block_mask=block_mask)
-    scores = (x @ x.mT / 4).masked_fill(~all_pairs(mod, 200, 200), -torch.inf)
-    torch.testing.assert_close(out, torch.softmax(scores, -1) @ x)
-
-
-# ------------------------------------------------------------------ transformers
-
-PADDING = torch.tensor([0, 3])
-GROUPS = torch.tensor([[0, 0, 1, 1, -1, -1, 2, 2, 2, -1, 3, 3], [-1] * 6 + [0] * 6])
-POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], list(range(12))])
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["causal", "bidirectional", "window", "both_ways", "chunked", "padding", "packed", "images",
-     "remapped", "offsets"],
-)  # fmt: skip
-def test_mask_functions_of_transformers(name: str) -> None:
-    mu = pytest.importorskip("transformers.masking_utils")
-    check({
-        "causal": lambda: mu.causal_mask_function,
-        "bidirectional": lambda: mu.bidirectional_mask_function,
-        "window": lambda: mu.sliding_window_causal_mask_function(4),
-        "both_ways": lambda: mu.sliding_window_bidirectional_mask_function(4),
-        "chunked": lambda: mu.chunked_causal_mask_function(5, PADDING),
-        "padding": lambda: mu.and_masks(mu.causal_mask_function,
-                                        mu.padding_mask_function(GROUPS >= 0)),
-        "packed": lambda: mu.and_masks(mu.causal_mask_function,
-                                       mu.packed_sequence_mask_function(DOC)),
-        "images": lambda: mu.or_masks(mu.causal_mask_function, mu.blockwise_overlay(GROUPS)),
-        "remapped": lambda: mu.and_masks(
-            mu.remap_positions_for_packed_sequence(
-                mu.chunked_causal_mask_function(3, PADDING), POSITIONS),
-            mu.packed_sequence_mask_function(DOC)),
-        "offsets": lambda: mu.add_offsets_to_mask_function(
-            mu.sliding_window_causal_mask_function(4), 3, 1),
-    }[name]())  # fmt: skip
 
 
 # ------------------------------------------------------------------ random ones

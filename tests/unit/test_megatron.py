@@ -250,3 +250,131 @@ def test_what_is_refused():
         layer(AttnMaskType.arbitrary, window_size=(5, 0))(q, k, v, q[..., 0] > 0)
     with pytest.raises(MaskcError, match="attn_mask_type must be causal or"):
         layer()(q, k, v, None, attn_mask_type="other")
+    ends = torch.tensor([0, 4])
+    packed = PackedSeqParams(cu_seqlens_q=ends, cu_seqlens_kv=ends)
+    windowed = {"window_size": (2, 0)}
+    for call, why in (
+        (lambda: layer(AttnMaskType.arbitrary)(q, k, v), "attention_mask must be a tensor of bool"),
+        (lambda: layer(AttnMaskType.padding)(q, k, v, q[..., 0]), "attention_mask .* torch.float"),
+        (lambda: layer(AttnMaskType.padding)(q, k, v, (q, q)), "attention_mask .* found tuple"),
+        (lambda: layer(AttnMaskType.arbitrary)(q[:, 0], k[:, 0], v[:, 0], packed_seq_params=packed),
+         "attention_mask must be a tensor of booleans for attn_mask_type arbitrary"),
+        (lambda: layer(softmax_type="relu"), "softmax_type must be vanilla or"),
+        (lambda: layer(window_size=4), "window_size must be a pair"),
+        (lambda: layer(window_attn_skip_freq=0, **windowed), "skip_freq must be a positive"),
+        (lambda: layer(number=3, window_attn_skip_freq=[0, 1], **windowed), "at least 3 entries"),
+    ):  # fmt: skip
+        with pytest.raises(MaskcError, match=f"MC407.*{why}"):
+            call()
+
+
+def test_the_deterministic_mode_of_the_configuration(monkeypatch):
+    options = []
+    monkeypatch.setattr(
+        "maskc.integrations.megatron.attention",
+        lambda q, *_, **given: options.append(given["deterministic"]) or q,
+    )
+    for mode in (True, False):
+        layer(deterministic_mode=mode)(*drawn(4, 1))
+    assert options == [True, False]
+
+
+# ------------------------------------------------------------------ torchtitan
+
+
+VarlenMetadata = engine_stubs.classes(engine_stubs.torchtitan()).VarlenMetadata
+B, L = 2, 20
+ENDS = torch.tensor([0, 7, 20, 23, 40], dtype=torch.int32)
+"""Documents of both rows one after another."""
+
+
+@pytest.fixture(scope="module")
+def module():
+    stubs = engine_stubs.torchtitan()
+    with engine_stubs.installed(stubs, "maskc.integrations.torchtitan") as loaded:
+        yield loaded
+
+
+def exact_titan(q, k, v, keep, scale):
+    """out [B, L, N, H] and lse [B, L, N]."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    out = sdpa(q, k, v, keep, scale=scale, enable_gqa=True)
+    scores = q @ k.repeat_interleave(2, 1).mT * (scale or q.shape[-1] ** -0.5)
+    lse = scores.masked_fill(~keep, -torch.inf).logsumexp(-1)
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [(-1, 0), (4, 0), (-1, -1)])
+@pytest.mark.parametrize("mask", [None, mc.strided(3)])
+def test_documents_windows_and_masks(module, packed, window, mask):
+    layer = module.InnerAttention.Config(window_size=window, mask=mask).build()
+    tensors = q, k, v = [torch.randn(B, L, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
+    metadata = VarlenMetadata(ENDS, ENDS, 17, 17) if packed else None
+    place = torch.arange(L)
+    away = place[:, None] - place
+    keep = torch.ones(B, 1, L, L, dtype=torch.bool)
+    if window[1] == 0:
+        keep = keep & (away >= 0)
+    if window[0] > 0:
+        keep = keep & (away <= window[0])
+    if mask is not None:
+        keep = keep & (packed_place(packed)[:, None, None] % 3 == 0)
+    if packed:
+        document = torch.searchsorted(ENDS[1:], torch.arange(B * L), right=True).view(B, 1, L)
+        keep = keep & (document[..., None] == document[..., None, :])
+    seen = keep.any(-1).transpose(1, 2)[..., None].expand(B, L, 4, 1)
+    options = {"attention_masks": metadata, "scale": 0.3, "enable_gqa": True}
+    out = layer(q, k, v, **options)
+    want, lse = exact_titan(q, k, v, keep, 0.3)
+    want = torch.where(seen, want, 0)
+    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
+    seed = torch.randn_like(out)
+    for got, wanted in zip(
+        torch.autograd.grad(out, tensors, seed), torch.autograd.grad(want, tensors, seed.double()),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(got, wanted.nan_to_num(), atol=1e-4, rtol=1e-4)
+    pair = layer(q, k, v, **options, out_transform=lambda *x: x)
+    torch.testing.assert_close(pair[0], out)
+    torch.testing.assert_close(pair[1].double(), lse, atol=1e-5, rtol=1e-5)
+
+
+def packed_place(packed):
+    """The positions [B, L] by which a mask counts: rows one after another if packed."""
+    places = torch.arange(B * L).view(B, L)
+    return places if packed else places % L
+
+
+def test_what_torchtitan_refuses(module):
+    layer = module.InnerAttention.Config().build()
+    x = torch.zeros(1, 4, 2, 16)
+    for options, why in (
+        ({"attention_masks": {}}, "attention_masks of type dict"),
+        ({"attention_masks": VarlenMetadata(ENDS, ENDS.clone(), 4, 4)}, "other documents of keys"),
+        ({"score_mod": max}, r"the arguments \['score_mod'\]"),
+    ):
+        with pytest.raises(MaskcError, match=f"MC665.*{why}"):
+            layer(x, x, x, **options)
+
+
+@pytest.mark.skipif(engine_stubs.INSTALLED["torchtitan"], reason="has the class")
+def test_older_versions():
+    stubs = {"torchtitan.models.common.attention": {}}
+    with (
+        pytest.raises(MaskcError, match=r"MC613.*needs torchtitan 0\.3 or later"),
+        engine_stubs.installed(stubs, "maskc.integrations.torchtitan"),
+    ):
+        pass
+
+
+def test_the_order_of_tokens_for_context_parallelism():
+    """Zigzag: rank r has chunk r from the front and chunk r from the back."""
+    ranks, n = 4, 1024
+    plan = mc.distributed.plan(mc.causal(), n, ranks, layout="zigzag")
+    balancer = mc.distributed.load_balancer(plan)
+    chunks = torch.arange(n).view(2 * ranks, -1)
+    order = torch.cat([x for r in range(ranks) for x in (chunks[r], chunks[2 * ranks - 1 - r])])
+    assert torch.equal(balancer.generate_permutation(), order[None])
+    back = balancer.generate_permutation(restore=True)
+    assert torch.equal(order[back[0]], torch.arange(n))

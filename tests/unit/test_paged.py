@@ -147,6 +147,25 @@ def test_data_of_tokens():
         close(found, exact(pool, q, COUNTS, lambda s, h, rule=rule: rule(s)))
 
 
+def test_wide_integers_of_tokens():
+    """They are refused where a sequence has a token, and entries of pages are no pages."""
+    attn, pool = on_cpu(mc.causal() & mc.documents("d"), 16), Pool([20, 7], 16, 2, 16)
+    ids = np.zeros((2, 32), np.int64)
+    ids[:, 20:], q = 1 << 40, pool.queries([1, 1], 4)
+    table = np.where(np.arange(3) < [[2], [1]], pool.table.astype(np.int64), 1 << 40)
+    plan = attn.plan(table[:, :2], 1, pool.lengths, d=ids)
+    found = attn.run(q, pool.k_pool, pool.v_pool, plan)
+    close(found, exact(pool, q, [1, 1], lambda s, h: causal))
+    far = np.where(table == pool.table[0, 1], table + (1 << 32), table)  # as 32 bits it is a page
+    plan = attn.plan(far[:, :2], 1, pool.lengths, d=ids)
+    pool.k[0][16:], pool.v[0][16:] = 0, 0
+    found = attn.run(q, pool.k_pool, pool.v_pool, plan)
+    close(found, exact(pool, q, [1, 1], lambda s, h: causal))
+    ids[1, 6] = -(1 << 40)
+    with pytest.raises(MaskcError, match=r"MC305.*beyond 32 bits(.|\n)*renumber"):
+        plan.update(far[:, :2], 1, pool.lengths, d=ids)
+
+
 def _walk(parent):
     """Entry and exit times of a depth-first walk."""
     children = {i: np.flatnonzero(parent == i).tolist() for i in range(-1, len(parent))}
@@ -274,6 +293,20 @@ def test_mistakes_of_layers():
             attn.run(*given, **options)
     with torch.no_grad():
         attn.run(q.clone().requires_grad_(), k, v, plan)
+    opposite = torch.view_as_complex(torch.stack([q, -q], -1)).conj().imag  # as q, with another bit
+    torch.testing.assert_close(attn.run(opposite, k, v, plan), attn.run(q, k, v, plan))
+    pools = [torch.view_as_complex(torch.stack([x, -x], -1)).conj().imag for x in (k, v)]
+    for name, given, options in (
+        ("k_pool", (q, pools[0], v), {}),
+        ("v_pool", (q, k, pools[1]), {}),
+        ("out", (q, k, v), {"out": opposite}),
+    ):
+        with pytest.raises(MaskcError, match=f"MC464.*{name} must be a tensor without the neg"):
+            attn.run(*given, plan, **options)
+    with pytest.raises(MaskcError, match=r"MC464.*out must be on cpu, as q, found meta"):
+        attn.run(q, k, v, plan, out=q.to("meta"))
+    with pytest.raises(MaskcError, match=r"MC132.*score= expects mc\.score"):
+        on_cpu(mc.causal(), 16, score=lambda s, q, k: s)
     with pytest.raises(MaskcError, match=r"page_table must be an array .*, or a tuple"):
         attn.plan([torch.from_numpy(pool.indptr), torch.from_numpy(pool.indices)], 1, lengths)
     with pytest.raises(MaskcError, match=r"MC106.*mc\.paged expects a mask(.|\n)*mc\.where"):
@@ -323,7 +356,6 @@ def test_tables_are_checked_where_asked(monkeypatch):
         ),
         (np.array([[0, 1, 2], [-4, -1, -1]]), [20, 7], "MC660.*sequence 1: entry 0 .* is -4"),
         (np.array([[0, 1, 0], [3, -1, -1]]), [20, 7], "MC661.*sequence 0: entries 0 and 2.*page 0"),
-        (np.array([[0, 1, 2], [3, -1, -1]]), [20, 70], "70 keys, and max_seqlen_kv is 24"),
     ):
         plan = attn.plan(table, 1, lengths)
         out, _ = attn.run(q, pool.k_pool, pool.v_pool, plan)  # what is no page has zeros
@@ -341,23 +373,78 @@ def test_pages_that_are_free():
     plan.check(len(pool.k_pool), free)
     with pytest.raises(PageFreed, match=f"sequence 1: entry 0 .* is page {pool.indices[3]}"):
         plan.check(len(pool.k_pool), [*free, pool.indices[3]])
-    plan = on_cpu(mc.causal(), 8).plan((pool.indptr, pool.indices), 1, [25, 7], max_seqlen_kv=32)
-    with pytest.raises(BadPageTable, match="sequence 0: 25 keys, and its 3 pages hold 24"):
-        plan.check(len(pool.k_pool))
+
+
+WRONG_LENGTHS = {
+    # table, queries, keys, options, what the error says
+    "past the table": (None, 1, [20, 70], {}, "MC465.*sequence 1: 70 keys, and .* is 24"),
+    "past the plan": (None, 1, [20, 7], {"max_seqlen_kv": 16}, "MC465.*20 keys.*_kv is 16"),
+    "past its pages": (([0, 2, 3], [0, 1, 3]), 1, [17, 7], {"max_seqlen_kv": 24},
+                       "MC465.*sequence 0: 17 keys, and its 2 pages hold 16"),
+    "more queries": (None, [3, 8], [20, 7], {}, "MC465.*sequence 1: 8 queries and 7 keys"),
+    "each more": (None, 8, [20, 7], {}, "MC465.*sequence 1: 8 queries and 7 keys"),
+    "negative keys": (None, 1, [20, -1], {}, r"seq_lens_kv must be .* found \[20, -1\]"),
+    "negative queries": (None, [4, -1], [20, 7], {}, r"seq_lens_q must be .* found \[4, -1\]"),
+    "descending": (None, None, [20, 7], {"cu_seqlens_q": [0, 3, 2]}, "cu_seqlens_q must be ascend"),
+    "late start": (None, None, [20, 7], {"cu_seqlens_q": [1, 2, 3]}, "total_q must be at least 3"),
+    "few rows": (None, [3, 1], [20, 7], {"total_q": 3}, "total_q must be at least 4"),
+    "long query": (None, [3, 1], [20, 7], {"max_seqlen_q": 2}, "max_seqlen_q must be at least 3"),
+    "fraction": (None, [3, 1], [20, 7], {"total_q": 4.0}, "total_q must be an integer from 0 on"),
+    "descending lists": (([0, 3, 2], [0, 1, 2, 3]), 1, [9, 7], {}, "kv_indptr must be ascending"),
+    "lists past the end": (([0, 2, 9], [0, 1, 3]), 1, [9, 7], {}, "kv_indptr must .* to 3 at most"),
+    "three lists": (([0, 2, 3], [0, 1, 3], [1, 7]), 1, [9, 7], {}, "page_table must be an array"),
+    "booleans": (([0, 1, 2], [True, True]), 1, [3, 7], {}, "kv_indices must be integers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(WRONG_LENGTHS))
+def test_lengths_that_do_not_fit(case):
+    """The host refuses its own arrays; a plan whose update is refused stays as it was."""
+    table, lens_q, lens_kv, options, why = WRONG_LENGTHS[case]
+    lists = table is not None
+    table = np.array([[0, 1, 2], [3, -1, -1]]) if table is None else tuple(map(np.array, table))
+    attn = on_cpu(mc.window(mc.param("w", 5)), 8)
+    with pytest.raises(MaskcError, match=why):
+        attn.plan(table, lens_q, lens_kv, **options)
+    if lists or set(options) - {"cu_seqlens_q"} or case in ("late start", "each more"):
+        return
+    fitting = {"cu_seqlens_q": [0, 3, 4]} if options else {}
+    first = lens_q if type(lens_q) is int else None if options else [3, 1]
+    plan = attn.plan(table, first, [20, 8], **fitting)
+    before = {name: np.copy(x) for name, x in plan.data.items()}
+    with pytest.raises(MaskcError, match=r"MC46[45]"):
+        plan.update(table, lens_q, lens_kv, w=3, **options)
+    for name, x in plan.data.items():
+        np.testing.assert_array_equal(x, before[name])
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+def test_updates_take_parameters(shared):
+    pool = sharing([40, 17], 16, shared)
+    attn, q = on_cpu(mc.window(mc.param("w", 2)), 16), pool.queries([1, 1], 4)
+    plan = attn.plan(pool.table, 1, pool.lengths, shared_keys=shared)
+    for given, width in (({}, 2), ({"w": 20}, 20), ({}, 20), ({"w": 5}, 5)):
+        plan.update(pool.table, 1, pool.lengths, **given)
+        near = lambda p, k, width=width: (k <= p) & (p - k <= width)  # noqa: E731
+        found = attn.run(q, pool.k_pool, pool.v_pool, plan)
+        close(found, exact(pool, q, [1, 1], lambda s, h, near=near: near))
+    with pytest.raises(MaskcError, match=r"MC302.*named 'v'"):
+        plan.update(pool.table, 1, pool.lengths, v=3)
 
 
 # ------------------------------------------------------------------ shared keys
 
 
 def sharing(lengths, page, shared, **options):
-    """Sequences whose first keys are those of the first one, in its pages."""
+    """Sequences whose first keys are those of the longest one, in its pages."""
     pool = Pool(lengths, page, 2, options.pop("dim", 16), **options)
+    first = max(range(len(lengths)), key=lengths.__getitem__, default=0)
     for sequence, length in enumerate(lengths):
         n = min(shared, length)
-        pool.k[sequence][:n], pool.v[sequence][:n] = pool.k[0][:n], pool.v[0][:n]
+        pool.k[sequence][:n], pool.v[sequence][:n] = pool.k[first][:n], pool.v[first][:n]
         count = -(-n // page)
-        pool.table[sequence, :count] = pool.table[0, :count]
-        pool.indices[pool.indptr[sequence] :][:count] = pool.table[0, :count]
+        pool.table[sequence, :count] = pool.table[first, :count]
+        pool.indices[pool.indptr[sequence] :][:count] = pool.table[first, :count]
     return pool
 
 
@@ -366,7 +453,7 @@ def sharing(lengths, page, shared, **options):
 @pytest.mark.parametrize("lists", [False, True])
 def test_shared_keys_are_merged_with_all_others(name, counts, lists):
     """Sequences may also end among the shared keys, and begin their queries there."""
-    lengths, shared = [75, 0, 20, 60, 33, 49], 32
+    lengths, shared = [20, 0, 75, 60, 33, 49], 32
     counts = [min(x) for x in zip(counts, lengths, strict=True)]
     pool = sharing(lengths, 16, shared, layout="HND")
     sinks = np.array([0, 1, -2, 3], np.float32)
@@ -424,6 +511,9 @@ def test_shared_keys_are_found_on_the_host():
         ((table, table[:, 0].to("meta")), "seq_lens_kv must be on the host"),
         ((table[0], [9, 9]), r"page_table must be .S, W., or a pair of vectors"),
         ((table, [9]), r"seq_lens_kv must be of shape \[2\]"),
+        ((table, [9, 49]), r"seq_lens_kv must be from 0 on and at most \[48, 48\]"),
+        ((table, [9, -1]), "seq_lens_kv must be from 0 on"),
+        ((table, [9.0, 9.0]), "seq_lens_kv must be integers"),
     ):
         with pytest.raises(MaskcError, match=why):
             attn.shared_keys(*arguments)
@@ -441,11 +531,10 @@ def test_shared_keys_change_with_updates(monkeypatch):
         close(results, exact(pool, q, [1] * 3, lambda s, h: causal))
     other = pools[0].table.copy()
     other[1, 1] = other[1, 2]
-    plan.update(other, 1, pools[0].lengths)
     with pytest.raises(
         BadPageTable, match=r"MC667.*sequence 1: entry 1 .* shared keys are in page"
     ):
-        attn.run(q, pools[0].k_pool, pools[0].v_pool, plan)
+        plan.update(other, 1, pools[0].lengths)
     for shared, why in (
         (12, "a multiple of page_size=8"),
         (-8, "a multiple"),
@@ -659,7 +748,10 @@ def test_what_append_refuses():
         ((rows, rows.astype(np.float16)), {}, "v must be of dtype .* all alike"),
         ((rows, rows[..., :8]), {}, "v_pool must be of rows of 8 elements"),
         ((rows, rows), {"rotary": (angle, angle[1:])}, "rotary must be"),
+        ((rows, rows), {"rotary": (angle[:3], angle[:3])}, "rotary must be tables of at least 4"),
         ((rows, rows), {"k_scale": 2.0}, "k_scale must be left out"),
+        ((rows, rows), {"interleaved": True}, "interleaved must be left out without rotary"),
+        ((rows, [1]), {}, "v must be an array of NumPy, as the page table"),
     ):
         with pytest.raises(MaskcError, match=why):
             attn.append(*given, *pools, plan, **options)
@@ -668,6 +760,7 @@ def test_what_append_refuses():
         ({}, "slots must be given where plan is not"),
         ({"plan": plan, "slots": slots}, "slots must be given where plan is not"),
         ({"slots": slots.astype(np.int32)}, "slots must be int64 of one dimension"),
+        ({"slots": [1, 2]}, "slots must be an int64 array"),
         ({"slots": slots[:1]}, r"k must be of shape \[1, 2, head_dim\]"),
         ({"slots": slots, "rotary": (angle, angle)}, "rotary must be left out with slots"),
     ):
@@ -814,7 +907,7 @@ def test_weights_of_values_in_e4m3(hopper, kind, queries):
 
 
 def test_scales_of_pools_that_are_refused():
-    pool = Pool([20, 7], 8, 2, 16)
+    pool = sharing([20, 7], 8, 8)
     attn = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
     eight = pytest.importorskip("ml_dtypes").float8_e4m3fn
     pools = [x.astype(eight) for x in (pool.k_pool, pool.v_pool)]
@@ -1085,6 +1178,7 @@ def test_one_launch_makes_a_step(hopper, kind, given, lists):
             if target == "cpu":  # which cuts as the kernels do
                 monkey = pytest.MonkeyPatch()
                 monkey.setattr(type(attn), "cuts_queries", True)
+                monkey.setattr(paging.PagedPlan, "_check_step", lambda *_: None)
             table = torch.from_numpy(entries)[:, ::2]
             if lists:
                 table = torch.from_numpy(starts), table.reshape(-1)

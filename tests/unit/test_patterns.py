@@ -19,6 +19,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core.errors import BadParameterValue
 from maskc.reference.dense import dense
+from tests.support.drawn_masks import drawn_columns
 from tests.support.thorough import examples
 
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -118,18 +119,7 @@ def dilated_longformer(q, k, p, n, h):
     return k in [p + 3 * step for step in range(-2, 3)] or 0 <= p < 2 or k < 2
 
 
-def step(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return x ^ (x >> 31)
-
-
-@cache
-def drawn(seed: int, row: int, columns: int, count: int) -> tuple[int, ...]:
-    start = step(step(seed) + row % 2**64)
-    hashes = sorted((step(start + column), column) for column in range(columns))
-    return tuple(column for _, column in hashes[:count])
+drawn = cache(drawn_columns)
 
 
 def bigbird(block, n_random, seed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from attn_gym import mods
@@ -52,6 +54,11 @@ ACTIVATIONS = (
 def test_activations_that_stay_above_minus_1(name):
     """No score makes log(f + 1) undefined: SiLU's least value is -0.2785."""
     check(mods.generate_activation_score_mod(getattr(torch.nn.functional, name), 1.0))
+
+
+def test_a_softplus_with_a_threshold_of_its_own():
+    softplus = functools.partial(torch.nn.functional.softplus, beta=2.0, threshold=1.0)
+    check(mods.generate_activation_score_mod(softplus, 1.0))
 
 
 def test_an_activation_of_0_has_no_weight():

@@ -23,7 +23,6 @@ from maskc.core.errors import (
     NotAnArray,
     NotContiguous,
     TargetNotBuilt,
-    UnknownTarget,
     WrongDevice,
     WrongDType,
 )
@@ -177,12 +176,6 @@ def test_lists_of_keys_for_other_heads_and_sequences(shape, what):
         attn(q, q, q, near=np.zeros(shape, int))
 
 
-def test_heads_were_compiled_in():
-    mask = CompiledMask(bundle("band", "gaps", head_variant=(0, 1)), "cpu")
-    with pytest.raises(BadShape, match="expected 2 heads: each has its own mask"):
-        mask(*GOOD.values())
-
-
 def test_a_constant_beyond_64_bits():
     """One beyond 32 bits runs in the 64-bit form, see test_integers."""
     made = bundle("band")
@@ -251,11 +244,6 @@ def test_a_cpu_tensor_for_a_cuda_kernel():
 
 
 # ------------------------------------------------------------------ targets
-
-
-def test_an_unknown_target():
-    with pytest.raises(UnknownTarget, match="unknown target 'sm_80'; known: cpu"):
-        CompiledMask(bundle("band"), "sm_80")
 
 
 def test_a_target_that_lacks_the_dtype():

@@ -17,7 +17,7 @@ from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask
 from tests.support.bundles import bundle
 from tests.support.fake_cuda import Tensor
-from tests.support.fake_hopper import BACKWARD, FORWARD, SPARE, Machine, given
+from tests.support.fake_hopper import BACKWARD, FORWARD, SPARE, given
 from tests.support.fake_hopper import backward as gradients_of
 from tests.support.fake_hopper import compiled as on_card
 
@@ -134,11 +134,6 @@ def test_refused_options(options: dict, text: str) -> None:
 
 
 # ------------------------------------------------------------------ on a Hopper, made up
-
-
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
 
 
 def test_a_hopper_runs_whole_rows(machine) -> None:

@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from functools import cached_property
 
 import numpy as np
 import pytest
 
+import maskc as mc
+from maskc.core.forks import new_lock
+from maskc.ir import sets
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch import cpu as launch_cpu
 from tests.support.bundles import bundle
@@ -122,6 +127,53 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(monkeypatch):
     _, status = os.waitpid(child, 0)
     deadline.cancel()
     assert status == 0
+
+
+class Slow:
+    """Has a property that another thread computes."""
+
+    @cached_property
+    def value(self) -> int:
+        return self.compute()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_finds_all_locks_open(monkeypatch):
+    """Other threads hold them during the fork, which waits for isl alone."""
+    monkeypatch.setattr("maskc.core.forks.Slow", Slow, raising=False)
+    lock, in_isl, begun, end = new_lock(), [], threading.Barrier(3), threading.Event()
+
+    def compute():
+        with lock:
+            begun.wait()
+            end.wait()
+        return 3
+
+    def use_isl():
+        with sets.LOCK:
+            in_isl.append(True)
+            begun.wait()
+            time.sleep(0.2)
+            in_isl.clear()
+
+    Slow.compute = staticmethod(compute)
+    threads = [threading.Thread(target=x) for x in (lambda: Slow().value, use_isl)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        threading.Timer(20, os._exit, (2,)).start()
+        Slow.compute = staticmethod(lambda: 3)
+        opened = lock.acquire(timeout=5) and sets.LOCK.acquire(timeout=5) and not in_isl
+        os._exit(0 if opened and Slow().value == 3 and mc.window(9).count(50) == 455 else 1)
+    _, status = os.waitpid(child, 0)
+    end.set()
+    for thread in threads:
+        thread.join(30)
+    assert status == 0
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_library_is_loaded_from_a_folder_nobody_else_can_enter(monkeypatch):

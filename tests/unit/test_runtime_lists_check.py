@@ -55,6 +55,15 @@ def test_lists_of_the_device_are_checked(card, monkeypatch, name, backward):
     assert len(attn.last_layouts) == len(attn.last_sources)
 
 
+def test_every_call_is_checked_against_its_own_arrays(card, monkeypatch):
+    compared, compare = [], ListsCheck.compare
+    monkeypatch.setattr(ListsCheck, "compare", lambda *x: compared.append(compare(*x)))
+    attn, q = PADDED.compile(head_dim=64, target="sm_90a"), torch.zeros(2, 4, N, 64).bfloat16()
+    for number in range(3):
+        attn(q, q, q, x=torch.tensor(np.arange(N) < 100 * number + 50))
+        assert len(compared) == number + 1
+
+
 FLAGS = np.arange(N) < np.array([[100], [250]])
 PADDED = mc.flags("x") & mc.causal()
 DOCS = np.repeat([0, 1, 2, 3, 4], [90, 30, 80, 60, 40])

@@ -21,17 +21,10 @@ from tests.support.fake_hopper import (
     FORWARD,
     QKVO,
     SPARE,
-    Machine,
     backward,
     compiled,
     given,
 )
-
-
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
-
 
 # ------------------------------------------------------------------ tensor maps
 

@@ -127,17 +127,77 @@ def test_half_precision_tables():
     assert out.dtype == torch.bfloat16
 
 
-def test_an_optimizer_step_needs_no_plan():
-    """Every call reads again what a formula holds."""
-    bias = torch.zeros(H, 2 * N, requires_grad=True)
-    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
-    (q, k, v), dout = tensors()
-    before = mc.attention(q, k, v, mc.causal(), score=score)
-    before.backward(dout)
+LEARNING = {
+    "a table": lambda p: lambda s, b, h, q, k: s + p[h, q - k],
+    "a computed table": lambda p: lambda s, b, h, q, k: s + (p + 1).exp()[h, q - k],
+    "a computed number": lambda p: lambda s, b, h, q, k: s * (2 + p.mean()),
+    "one of several": lambda p: lambda s, b, h, q, k: s + p.sort().values[h, q - k],
+    "a list": lambda p: lambda s, b, h, q, k: s + torch.stack([p, p * p])[k % 2, h, q - k],
+    "many steps": lambda p: lambda s, b, h, q, k: s + _doubled(p)[h, q - k],
+}
+
+
+def _doubled(x):
+    for _ in range(40):  # takes for ever if each use of a tensor computes it again
+        x = (x + x) / 2
+    return x
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("learned", [True, False])
+def test_an_optimizer_step_needs_no_plan(name, learned):
+    """Every call reads captured tensors again, and computes from them again."""
+    if name == "a computed number" and not learned:
+        return  # a number without a gradient is read once
+    p = torch.linspace(-1, 1, H * 2 * N).reshape(H, 2 * N).requires_grad_(learned)
+    score_mod = LEARNING[name](p)
+    score = mc.from_score_mod(score_mod)
+    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
+    for _ in range(3):
+        check(score_mod, *([p] if learned else []), score=score)
+        (q, k, v), _ = tensors()
+        wanted = eager(score_mod, mc.causal(), q, k, v).float()
+        assert (attn(q, k, v) - wanted).abs().max() < 1e-4
+        with torch.no_grad():
+            p += 0.3 * torch.cos(p)
+
+
+def test_a_graph_computes_again_what_a_formula_computed():
+    p = torch.rand(H)
+    mask = mc.from_mask_mod(lambda b, h, q, k: (p.argsort() + 1)[h] * 9 >= q - k)
+    score = mc.from_score_mod(lambda s, b, h, q, k: s - (p + 1)[h] * (q - k))
+    (q, k, v), _ = tensors()
+    graph = torch.compile(
+        lambda q, k, v: mc.attention(q, k, v, mask, score=score), fullgraph=True, backend="eager"
+    )
+    for _ in range(2):
+        torch.testing.assert_close(graph(q, k, v), mc.attention(q, k, v, mask, score=score))
+        p.copy_(p.flip(0) + torch.arange(H))
+
+
+def _without_gradient(s, b, h, q, k):
     with torch.no_grad():
-        bias -= bias.grad
-    after = mc.attention(q, k, v, mc.causal(), score=score)
-    assert (before - after).abs().max() > 1e-3
+        return 2 * s
+
+
+CUT = {
+    "no_grad": _without_gradient,
+    "a decorated function": torch.no_grad()(lambda s, b, h, q, k: s * 2),
+    "inference mode": torch.inference_mode()(lambda s, b, h, q, k: s * 2),
+    "detach": lambda s, b, h, q, k: s + s.detach(),
+    "random numbers": lambda s, b, h, q, k: s + torch.randn(()),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_has_another_gradient_or_value_in_torch_is_refused(name):
+    with pytest.raises(mc.MaskcError, match="MC129"):
+        mc.from_score_mod(CUT[name])
+
+
+def test_a_formula_without_gradients_may_say_so():
+    with torch.no_grad():
+        mc.from_score_mod(_without_gradient)
 
 
 # ------------------------------------------------------------------ published score_mods
@@ -233,6 +293,7 @@ BITS = {
     "of a literal": lambda s, b, h, q, k: torch.where(((q ^ k) & 5) == 0, s, 0.5 * s),
     "of two": lambda s, b, h, q, k: s + 0.01 * ((q | 3) - (k & q)) + ((q >> 2) ^ (k << 1)) / 480,
     "turned": lambda s, b, h, q, k: s + 0.1 * (~k & 7),
+    "beyond 31 bits": lambda s, b, h, q, k: s + ((q * 2654435761) ^ (k * 40503 * 2048)) % 7,
 }
 
 

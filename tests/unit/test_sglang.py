@@ -14,6 +14,7 @@ import torch
 
 from maskc.core.errors import MaskcError
 from maskc.integrations import serving
+from maskc.paging import PagedAttention
 from tests.support import engine_stubs
 from tests.support.paged import Pool, exact
 
@@ -144,6 +145,23 @@ def test_windows_sinks_soft_caps_and_masks(sglang, monkeypatch):
     out = server.run(q, radix(), batch)
     keeps = lambda p, k: (k <= p) & ((p - k <= 30) | (k < 2))  # noqa: E731
     close(out, exact(pool, q, COUNTS, lambda s, h: keeps)[0])
+
+
+def test_deterministic_inference_makes_results_batch_invariant(sglang, monkeypatch):
+    wanted = []
+    monkeypatch.setattr(
+        PagedAttention,
+        "run",
+        lambda _, q, *__, deterministic, **___: wanted.append(deterministic) or (q, None),
+    )
+    pool = Pool(LENGTHS, 16, KV_HEADS, DIM)
+    options = {"speculative_algorithm": None, "enable_deterministic_inference": True}
+    for given in ({}, {"server_args": SimpleNamespace(**options)}):
+        server = Server(sglang, pool, COUNTS, **given)
+        batch = server.batch(ForwardMode.EXTEND)
+        server.backend.init_forward_metadata(batch)
+        server.run(pool.queries(COUNTS, HEADS), radix(), batch)
+    assert wanted == [False, True]
 
 
 def test_pools_in_e4m3(sglang):

@@ -62,7 +62,6 @@ def unit(kernel: KernelSpec, extra: str = "") -> SourceUnit:
 
 def compiled(source: SourceUnit, arch: str = "sm_80", features: frozenset[Feature] = frozenset()):
     """The one kernel's use of the machine."""
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     (use,) = build(source, features, arch=arch).report.kernels
     return use
 
@@ -148,11 +147,9 @@ def test_tiles_that_do_not_fit_are_refused_with_the_numbers():
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_text_is_the_same_twice_and_fits_the_page(dim):
+def test_text_is_the_same_twice_and_stands_alone(dim):
     text = standing_alone(render("sm80/forward.cu.j2", spec(dim)))
     assert text == standing_alone(render("sm80/forward.cu.j2", spec(dim)))
-    assert max(map(len, text.splitlines())) <= 100
-    assert "\n\n\n" not in text
     assert "#include" not in text
 
 
@@ -194,16 +191,12 @@ def test_compiles_without_spills(dim, dtype):
     assert use.registers * 32 * plan.warps * plan.min_blocks <= 65536
 
 
-@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_90"])
-def test_later_cards_have_no_spills_either(arch):
-    use = compiled(unit(spec(128)), arch)
-    assert use.spill_stores == use.spill_loads == 0
-
-
-@pytest.mark.parametrize("feature", Feature)
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_features_cost_no_spills(dim, feature):
-    use = compiled(unit(spec(dim)), features=frozenset({feature}))
+@pytest.mark.parametrize(("dim", "arch", "features"), [
+    *((128, arch, ()) for arch in ("sm_86", "sm_89", "sm_90")),
+    *((dim, "sm_80", (feature,)) for dim in (64, 128, 256) for feature in Feature),
+])  # fmt: skip
+def test_neither_later_cards_nor_features_cost_spills(dim, arch, features):
+    use = compiled(unit(spec(dim)), arch, frozenset(features))
     assert use.spill_stores == use.spill_loads == 0
 
 
@@ -217,14 +210,12 @@ def test_closed_forms_and_narrow_tiles(dim):
 
 
 def test_a_mask_with_too_many_constants_is_refused_by_the_compiler():
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     names = tuple(f"c{i}" for i in range(400))
     with pytest.raises(BuildFailed, match="too many constants"):
         build(unit(spec(64, n_args=400, arg_notes=names)))
 
 
 def test_machine_code_has_the_instructions_meant_and_no_local_memory():
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
     plan, code = planned(128), build(unit(spec(128)))

@@ -178,7 +178,6 @@ def test_maps_are_the_members_of_the_second_parameter(dim):
 @pytest.mark.parametrize("mode", ["default", "deterministic"])
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_compiles_without_spills_or_serial_products(dim, form, mode, mask):
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     source = unit(mask, dim, "float16" if dim == 96 else "bfloat16", form)
     plan, binary = planned(dim, form), build(source, frozenset(), (BACKWARD,), mode=mode)
     assert not re.findall(r".*\bC75\d\d\b.*", binary.report.log)
@@ -218,7 +217,6 @@ def steps(plan: BackwardSchedule) -> int:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_shared_columns_are_added_up_four_numbers_at_a_time(dim):
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     if sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
     code, main = build(unit(mc.causal(), dim), frozenset(), (BACKWARD,)), "attention_backward"

@@ -25,7 +25,7 @@ from maskc.plan.cost import choice
 from maskc.plan.explain import explain
 from maskc.plan.families import sm90a
 from maskc.plan.recipe import layout_recipe
-from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
+from tests.support.fake_hopper import BACKWARD, FORWARD, compiled, given
 from tests.support.thorough import chiefly, pairwise
 
 SM_90A = TARGETS["sm_90a"]
@@ -230,11 +230,6 @@ SMALL = replace(
 )  # fmt: skip
 LARGE = replace(FORWARD, costs=(Cost("default", 50, 3, 0), Cost("persistent", 5, 4, 0)))
 UNITS = (LARGE, SMALL, BACKWARD)
-
-
-@pytest.fixture
-def machine(monkeypatch) -> Machine:
-    return Machine(monkeypatch)
 
 
 def test_calls_take_the_cheaper_source(machine):

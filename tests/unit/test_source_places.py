@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import maskc as mc
+from maskc import driver
 from maskc.core.source import caller, seen_from
 
 
@@ -67,3 +68,20 @@ def test_formulas_of_arrays_are_not_kept():
     del cap
     gc.collect()
     assert alive() is None
+
+
+def test_equal_masks_keep_their_own_lines():
+    first = mc.causal() & mc.window(77)
+    second = (
+        mc.causal()
+        & mc.window(77)
+    )  # fmt: skip
+    assert first == second
+    lines = [
+        [origin.loc.line for _, origin in driver.analyse_heads(mask).masks[0].origins if origin.loc]
+        for mask in (first, second)
+    ]
+    assert lines[0]
+    assert lines[1]
+    assert set(lines[0]).isdisjoint(lines[1])
+    assert driver.analyse_heads(first) is driver.analyse_heads(first)

@@ -18,7 +18,16 @@ from maskc.core.abi import ATTENTION
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import TARGETS as TARGETS_BY_NAME
 from maskc.testing.emulator import machine
-from tests.support.chosen_keys import BOTH, PASSES, TARGETS, check_counts, check_nans, check_passes
+from tests.support.chosen_keys import (
+    BOTH,
+    PASSES,
+    TARGETS,
+    check_counts,
+    check_entmax,
+    check_nans,
+    check_passes,
+)
+from tests.support.hopper import nan_memory
 from tests.support.ledger import build
 from tests.support.thorough import alternating, chiefly, more
 
@@ -240,7 +249,6 @@ def test_other_head_dimensions(dim, dtype, monkeypatch):
     "dim", [64, 128, 256, *(pytest.param(dim, marks=pytest.mark.matrix) for dim in (32, 96, 192))]
 )
 def test_sources_have_no_spills(dim):
-    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     target, forward = TARGETS_BY_NAME["sm_80"], (Direction.forward,)
     features = [{}, *({each} for each in Feature if each is not Feature.entmax)]
     for mask in (mc.topk(9, mc.causal()), mc.topk(9, mc.causal()) | mc.window(6)):
@@ -250,3 +258,50 @@ def test_sources_have_no_spills(dim):
             (use,) = build(unit, asked, forward, arch="sm_80").report.kernels
             assert (use.stack, use.spill_stores) == (0, 0), (unit.key, asked)
             assert unit.mode().launches[0].shared_bytes <= target.shared_memory
+
+
+# ------------------------------------------------------------------ entmax over the chosen keys
+
+
+SMALL = ["causal", "union", "union that is tested", "none", "less is more", "documents", "heads"]
+LARGE = [name for name in PASSES if name not in SMALL and name != "logits"]
+
+
+@pytest.fixture(autouse=True)
+def entmax_driver(monkeypatch):
+    with nan_memory():
+        yield machine.install(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), alternating(chiefly([*SMALL, *LARGE], "union", "documents"), TARGETS)
+)
+def test_passes_of_entmax(name, target):
+    check_entmax(name, target=target)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "target"), alternating([1.001, 1.25, more(2.0), more(1.75)], TARGETS)
+)
+def test_alphas(alpha, target):
+    check_entmax("causal", alpha, target=target)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", more("sm_80")])
+def test_logits(target):
+    slopes = torch.rand(4)
+    check_entmax("union", target=target, softcap=3.0, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_chosen_keys_decide_not_entmax_over_all(target):
+    """With scores so close that entmax would give weight to every key, `top` of them have one."""
+    n, top = 130, 7
+    q, k, v = (torch.randn(1, 1, n, 64, dtype=torch.bfloat16) for _ in range(3))
+    q, k = ((x * 4).round() / 64 for x in (q, k))
+    attn = mc.topk(top, mc.full()).compile(64, target=target)
+    _, lse = attn(q, k, v, return_lse=True, normalizer="entmax", alpha=1.5)
+    x = (1 + 0.5 * (q.float() @ k.float().mT / 8 - lse[..., None])).clamp(min=0)
+    assert ((x > 0).sum(-1) > top).all()
+    kept = (q.float() @ k.float().mT).topk(top).values[..., -1:]
+    assert (x.square() * (q.float() @ k.float().mT >= kept)).sum(-1).min() > 0.99

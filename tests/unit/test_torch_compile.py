@@ -56,18 +56,6 @@ def test_compiled_modules_give_the_same_bits(graphs, name: str, bshd: bool):
     assert graphs() == 1
 
 
-def test_dynamic_lengths_share_one_graph(graphs):
-    layer = Layer(MASKS["documents"])
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for n in (12, 19, 31, 8):
-        inputs, doc = tensors(n, seed=n), torch.arange(n) // 5
-        for x in inputs:
-            torch._dynamo.mark_dynamic(x, 2)
-        torch._dynamo.mark_dynamic(doc, 0)
-        same(layer, compiled, inputs, doc=doc)
-    assert graphs() == 1
-
-
 def test_everything_dynamic(graphs):
     compiled = torch.compile(
         Layer(MASKS["parameter"]), fullgraph=True, backend="aot_eager", dynamic=True
@@ -281,13 +269,19 @@ def test_another_seed_is_no_other_graph(graphs, seeds: tuple[int, ...]):
 # ------------------------------------------------------------------ modes and refusals
 
 
-def test_determinism_is_passed_on(graphs, spy: Spy):
-    mask = mc.causal() & mc.window(1000)  # a handle that no other test has filled
+def spied_call(mask: mc.Mask, compiled: bool):
+    """A call through the operator whose kernels the spy stands in for."""
 
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def call(q, k, v, deterministic):
+    def call(q, k, v, deterministic=False):
         options = CallOptions(deterministic=deterministic)
         return with_torch.attention(spied, mask, AttentionCall(q, k, v, options))
+
+    return torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_determinism_is_passed_on(graphs, spy: Spy, compiled: bool):
+    call = spied_call(mc.causal() & mc.window(1000), compiled)  # a handle that no other test filled
 
     def run(deterministic: bool) -> bool:
         call(*tensors(5), deterministic).sum().backward()
@@ -318,29 +312,27 @@ def test_autocast(graphs, inside: bool):
     assert all(map(torch.equal, *gradients))
 
 
-def test_no_backward_kernels_is_said_at_the_call(graphs, spy: Spy):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_backward_kernels_is_said_at_the_call(graphs, spy: Spy, compiled: bool):
     spy.target = replace(spy.target, directions=(Direction.forward,), missing="none yet")
-    mask, inputs = mc.causal() & mc.window(2000), tensors(5)
-
-    def call(q, k, v):
-        return with_torch.attention(spied, mask, AttentionCall(q, k, v))
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    call, inputs = spied_call(mc.causal() & mc.window(2000), compiled), tensors(5)
     with pytest.raises(TargetNotBuilt, match="no backward kernels"):
-        compiled(*inputs)
+        call(*inputs)
     with torch.no_grad():
-        assert torch.equal(compiled(*inputs), mc.attention(*inputs, mc.causal()))
+        assert torch.equal(call(*inputs), mc.attention(*inputs, mc.causal()))
 
 
-def test_mistakes_keep_their_codes(graphs):
-    q, k, v = tensors(6)
-    compiled = torch.compile(Layer(MASKS["documents"]), fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mistakes_keep_their_codes(graphs, compiled: bool):
+    (q, k, v), call = tensors(6), Layer(MASKS["documents"])
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
     with pytest.raises(DataMissing):
-        compiled(q, k, v)
+        call(q, k, v)
     with pytest.raises(BadShape, match="k has shape"):
-        compiled(q, k[..., :8].detach(), v, doc=torch.zeros(6, dtype=torch.int32))
+        call(q, k[..., :8].detach(), v, doc=torch.zeros(6, dtype=torch.int32))
     with pytest.raises(Exception, match=r"MC441 q .* four dimensions"):
-        compiled(q[0].detach(), k, v)
+        call(q[0].detach(), k, v)
 
 
 # ------------------------------------------------------------------ others who need an operator

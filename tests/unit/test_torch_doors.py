@@ -7,6 +7,7 @@ oracle is dense attention in fp64, differentiated by torch itself.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -230,11 +231,13 @@ def test_checkpoint(door, way: str, reentrant: bool):
         torch.testing.assert_close(x.grad, grad, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("way", KERNELS)
+@pytest.mark.parametrize("way", ["attention", *KERNELS])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_autocast_casts_to_the_dtype_of_the_kernel(door, way: str, dtype: str):
+    """Without a kernel the dtype is autocast's; float32 is where autocast is off."""
     inputs, call = tensors(10), door(way, MASKS["causal"], dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    enabled = way != "attention" or dtype == "bfloat16"
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
         out = call(*inputs)
         with torch.no_grad():
             assert torch.equal(call(*inputs), out)
@@ -247,23 +250,16 @@ def test_autocast_casts_to_the_dtype_of_the_kernel(door, way: str, dtype: str):
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.parametrize("penalty", [False, True])
 @pytest.mark.parametrize("way", DOORS)
-def test_a_second_derivative_is_refused(door, way: str):
+def test_a_second_derivative_is_refused(door, way: str, penalty: bool):
+    """The gradients of a penalty arrive as constants, so q alone tells what is asked."""
     q, k, v = tensors(6)
     out = door(way, MASKS["causal"])(q, k, v)
-    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    loss = out.sum() if penalty else out.square().sum()
+    (dq,) = torch.autograd.grad(loss, q, create_graph=True)
     with pytest.raises(BadOption, match="differentiated once"):
-        dq.sum().backward()
-
-
-@pytest.mark.parametrize("way", DOORS)
-def test_a_gradient_penalty_is_refused(door, way: str):
-    """The gradients arrive as constants; q alone would tell that a second derivative is asked."""
-    q, k, v = tensors(6)
-    out = door(way, MASKS["causal"])(q, k, v)
-    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(BadOption, match="differentiated once"):
-        (out.sum() + dq.square().sum()).backward()
+        (loss + dq.square().sum() if penalty else dq.sum()).backward()
 
 
 def test_a_second_derivative_of_the_operator_is_refused():
@@ -340,6 +336,9 @@ def test_transforms_are_refused(door, way: str):
         torch.func.grad(lambda q: call(q, k, v).sum())(q)
     with pytest.raises(BadOption, match=r"torch\.func"):
         torch.func.jvp(lambda q: call(q, k, v), (q,), (q,))
+    of_data = door(way, mc.causal() & mc.documents("doc"))
+    with pytest.raises(BadOption, match=r"torch\.func"):
+        torch.func.vmap(lambda doc: of_data(q, k, v, doc=doc))(torch.zeros(2, 6, dtype=torch.int64))
     with pytest.raises(BadOption, match=r"(?s)symbolic_trace.*torch\.export"):
         torch.fx.symbolic_trace(lambda q, k, v: call(q, k, v))
     with torch.autograd.forward_ad.dual_level():
@@ -474,18 +473,20 @@ def test_nested_tensors_are_refused_with_what_to_do(door, way: str, layout):
 
 @pytest.mark.parametrize("way", DOORS)
 def test_a_gradient_between_libraries_is_refused(door, way: str):
-    q, k, v = tensors(7)
-    call = door(way, MASKS["causal"])
-    plain = q.detach().numpy()
-    named = r"q is a numpy\.ndarray, and k is a torch\.Tensor that requires grad"
-    with pytest.raises(MixedLibraries, match=named):
-        call(plain, k, v)
-    with pytest.raises(MixedLibraries, match=r"q is a torch\.Tensor, and v is a numpy\.ndarray"):
-        call(q, k, v.detach().numpy())
+    (q, k, v), call = tensors(7), door(way, MASKS["causal"])
+    plain = [x.detach().numpy() for x in (q, k, v)]
+    for given, options, named in (
+        ((plain[0], k, v), {}, "q is a numpy.ndarray, and k is a torch.Tensor that requires grad"),
+        ((q, k, plain[2]), {}, "q is a torch.Tensor, and v is a numpy.ndarray"),
+        ((q, k, v), {"sink_logits": np.zeros(HEADS, np.float32)}, "sink_logits is a numpy.ndarray"),
+    ):
+        with pytest.raises(MixedLibraries, match=re.escape(named)):
+            call(*given, **options)
+    want = call(q, k, v)
     with torch.no_grad():
-        np.testing.assert_array_equal(call(plain, k, v), call(q, k, v).numpy())
-    mixed = call(plain, k.detach(), v.detach())
-    assert isinstance(mixed, np.ndarray)
+        np.testing.assert_array_equal(call(plain[0], k, v), want.numpy())
+    assert isinstance(call(plain[0], k.detach(), v.detach()), np.ndarray)
+    assert torch.equal(call(q.detach(), *plain[1:]), want)
 
 
 def test_what_ranks_keys_has_no_gradient():

@@ -263,17 +263,6 @@ def test_the_result_is_contiguous_and_operands_need_not_be() -> None:
     assert out.shape == (1, 9, 2, 16)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_model() -> None:
-    model = decoder("gemma2").ours
-    ids, mask = models.tokens("left")
-    with torch.no_grad():
-        right = model(ids, attention_mask=mask, use_cache=False).logits
-        compiled = torch.compile(model, backend="eager")
-        found = compiled(ids, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(found, right)
-
-
 def test_bfloat16() -> None:
     """Both round; they stay as near to fp32 as bf16 is."""
     pair = models.decoder("gpt_oss")

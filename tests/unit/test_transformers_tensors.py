@@ -314,11 +314,6 @@ def test_what_is_no_mask(tensor: Any) -> None:
 SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
 }  # fmt: skip
-SAM: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
-    "patch_size": 4, "window_size": 2, "global_attn_indexes": [0], "output_channels": 8,
-    "mlp_dim": 64,
-}  # fmt: skip
 
 
 def test_models_with_an_attention_class_for_each_name() -> None:
@@ -329,14 +324,14 @@ def test_models_with_an_attention_class_for_each_name() -> None:
     )  # fmt: skip
     with pytest.raises(ModelNotServed, match="Git cannot run"):
         transformers.GitModel._from_config(git, attn_implementation="maskc")
-    alone = transformers.SamVisionConfig(**SAM)
+    alone = transformers.SamVisionConfig(**models.SAM)
     with pytest.raises(ModelNotServed, match="SamVision cannot run"):
         transformers.SamVisionModel._from_config(alone, attn_implementation="maskc")
 
 
 def test_the_rest_of_a_model_runs() -> None:
     hf.register()
-    config = transformers.SamConfig(vision_config=SAM)
+    config = transformers.SamConfig(vision_config=models.SAM)
     with pytest.raises(PartNotServed) as raised:
         transformers.SamModel._from_config(deepcopy(config), attn_implementation="maskc")
     hint = str(raised.value).split("attn_implementation=")[-1]

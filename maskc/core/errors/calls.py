@@ -151,7 +151,7 @@ class NotContiguous(MaskcError):
 
     code = "MC405"
     message = "the last dimension of {0} has stride {1}, it must be 1"
-    hint = "call .contiguous() on it; every other dimension may have any stride"
+    hint = "call .contiguous() or np.ascontiguousarray; other strides are free"
 
 
 class NotPositions(MaskcError):
@@ -300,14 +300,13 @@ class BadPages(MaskcError):
 
 
 class BadPageTable(MaskcError):
-    """With MASKC_CHECK=1: a sequence has more keys than its plan or its pages hold."""
+    """A sequence has more keys than its plan or its pages hold, or fewer keys than queries.
+
+    Arrays on a GPU are checked with MASKC_CHECK=1 only."""
 
     code = "MC465"
     message = "sequence {0}: {1}"
-    hint = (
-        "kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run without "
-        "this check"
-    )
+    hint = "give it more pages, raise max_seqlen_kv, or correct its lengths"
 
 
 class PageOutOfPool(BadPageTable):
@@ -315,6 +314,10 @@ class PageOutOfPool(BadPageTable):
 
     code = "MC660"
     message = "sequence {0}: entry {1} of its page table is {2}, and the pool has pages 0 to {3}"
+    hint = (
+        "kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run without "
+        "this check"
+    )
 
 
 class PageTwice(BadPageTable):
@@ -326,7 +329,9 @@ class PageTwice(BadPageTable):
 
 
 class PageNotShared(BadPageTable):
-    """With MASKC_CHECK=1: a sequence has its shared keys in other pages than the first sequence."""
+    """A sequence has its shared keys in other pages than the longest sequence.
+
+    Arrays on a GPU are checked with MASKC_CHECK=1 only."""
 
     code = "MC667"
     message = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from maskc.build.hostcc import build_beside_headers
 from maskc.core.bundle import SourceUnit
 from maskc.core.errors import NoRunner, NotRecorded
+from maskc.core.forks import new_lock
 from maskc.core.problem import TileShape
 from maskc.runtime.launch.cpu import load_library
 from maskc.runtime.launch.recording import (
@@ -116,7 +116,7 @@ def opened(driver: str = "libcuda.so.1") -> None:
         raise NoRunner(f"the CUDA driver lacks {missing.decode()}")
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _kept: dict[int, tuple[bytes, object]] = {}
 """Objects that programs point to, by key. None is freed: XLA may run a program at any time."""
 _kernels: dict[RecordedFunction, _CKernel] = {}

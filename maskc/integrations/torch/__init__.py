@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
+from maskc.core.captured import present, recomputed
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array, Order
@@ -31,7 +32,7 @@ from maskc.integrations.torch.handles import check_dimensions, handle, in_graph,
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import packed_call
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import TAKING_NONE, kind_of, needs_torch, takes_part, torch_answers
+from maskc.runtime.autograd import TAKING_NONE, answers, kind_of, needs_torch, takes_part
 from maskc.runtime.dropout import drawn
 
 Finder = Callable[..., Any]
@@ -53,19 +54,22 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
     Raises:
         As `through_torch`.
     """
-    if score is not None:
-        call = call.with_data({**captured_by(score), **call.data})
+    if score is not None and (held := captured_by(score)):
+        call = call.with_data({**held, **call.data})
     if call.options.dropout_p:
         call, find = drawn(call), partial(_dropping, find)
     q, k, v, options, data = call[:5]
-    heads = options.alibi_slopes, options.sink_logits
     if (
-        needs_torch(q, k, v, *heads, data) or torch_answers(q) or q.is_nested
+        needs_torch(q, k, v, options.alibi_slopes, options.sink_logits, data)
+        or q.is_nested or answers(q)
         or (options is not DEFAULTS and _is_trained(options.scale, options.softcap))
     ):  # fmt: skip
         return through_torch(find, mask, call, score=score)
-    kernel = *_sizes(q, v, call.order), q.dtype, _place(q)
-    return find(mask, *kernel, **_score_option(score)).run(call)
+    dim, dim_v, heads = _sizes(q, v, call.order)
+    if score is None:
+        return find(mask, dim, dim_v, heads, q.dtype, _place(q)).run(call)
+    option = _score_option(score)
+    return find(mask, dim, dim_v, heads, q.dtype, _place(q), **option).run(call)
 
 
 def through_torch(
@@ -196,15 +200,20 @@ def _score_option(score: Any) -> dict[str, Any]:
     formulas share a compiled mask."""
     if score is None:
         return {}
-    inputs = score.inputs.without_tensors
-    return {"score": score if inputs is score.inputs else replace(score, inputs=inputs)}
+    bare = vars(score).get("_bare")
+    if bare is None:
+        inputs = score.inputs.without_tensors
+        bare = score if inputs is score.inputs else replace(score, inputs=inputs)
+        vars(score)["_bare"] = bare
+    return {"score": bare}
 
 
 def captured_by(score: Any) -> dict[str, Any]:
     """The tensors that a score formula captured, by name: torch must see them, and kernels
     find arrays of others by themselves."""
     held: Mapping[str, Any] = score.inputs.captured
-    return {name: x for name, x in held.items() if isinstance(x, torch.Tensor)}
+    now = recomputed if torch.compiler.is_compiling() else present
+    return {name: now(x) for name, x in held.items() if isinstance(x, torch.Tensor)}
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
@@ -292,9 +301,12 @@ def _tensor(x: Any, name: str) -> Any:
 
 def _sizes(q: Any, v: Any, order: Order | None = None) -> tuple[int, int, int]:
     """(head_dim, head_dim_v, heads of q)."""
-    of_q, of_v = q.shape, v.shape if hasattr(v, "shape") else _shape(v)
-    if order is not None:
-        of_q, of_v = order.shape(of_q), order.shape(of_v)
+    if order is None and type(v) is torch.Tensor:
+        of_q, of_v = q.shape, v.shape
+    else:
+        of_q, of_v = q.shape, v.shape if hasattr(v, "shape") else _shape(v)
+        if order is not None:
+            of_q, of_v = order.shape(of_q), order.shape(of_v)
     if len(of_q) == 4 == len(of_v):
         return of_q[3], of_v[3], of_q[1]
     name, shape = ("v", of_v) if len(of_q) == 4 else ("q", of_q)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -19,10 +18,11 @@ from maskc.core.errors import (
     NotExported,
     WrongRank,
 )
+from maskc.core.forks import new_lock
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _NAMED: dict[str, Any] = {}
 """Compiled masks, and errors raised while compiling one; only `handle` adds to it. Entries are
 never removed: a compiled graph, or its backward half, refers to masks by handle only, and nothing

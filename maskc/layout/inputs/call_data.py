@@ -6,7 +6,6 @@ may carry heads before its rows. Nothing is rounded or guessed: what does not fi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
@@ -20,6 +19,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.leading import leading
 from maskc.core.selection import SHAPES
 from maskc.core.unknown import unknown_keyword, wrong_ids
+from maskc.core.widths import plain_integer
 from maskc.layout.inputs import random_draw as random
 from maskc.layout.inputs.host import check_int32, to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
@@ -57,20 +57,10 @@ def check_lengths(n_q: object, n_kv: object) -> tuple[int, int]:
 
 
 def _length(name: str, value: object) -> int:
-    length = _integer(value)
+    length = plain_integer(value)
     if length is None or not 0 <= length <= MAX_LENGTH:
         raise BadLength(name, MAX_LENGTH, repr(value), at=name)
     return length
-
-
-def _integer(value: Any) -> int | None:
-    """The value of anything that is an integer and not a boolean, else None."""
-    if isinstance(value, (bool, np.bool_)):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 # ------------------------------------------------------------------ keywords of a call
@@ -120,7 +110,7 @@ def _refuse_unknown(data: Iterable[str], known: list[str], options: Iterable[str
 
 
 def _parameter(name: str, value: object) -> int:
-    number = _integer(value)
+    number = plain_integer(value)
     if number is None:
         kind = getattr(value, "dtype", type(value).__name__)
         raise DataType(name, kind, "an integer", at=name)

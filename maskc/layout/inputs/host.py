@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskc.core.errors import DataRange, DataType, NotAnArray, WrongDevice
+from maskc.core.errors import DataRange, DataType, NotAnArray, TensorTransformed, WrongDevice
+from maskc.core.tensors import torch_of
 from maskc.core.widths import INT32
 
 _KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
@@ -26,6 +27,7 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
         NotAnArray: it is none of these, or a ragged list.
         DataType: NumPy has no such element type.
         WrongDevice: it is a tensor of the meta device, which has no content.
+        TensorTransformed: torch.func transforms it (MC652).
         RuntimeError: the array's own library cannot copy it to the host.
     """
     if isinstance(given, np.ndarray):
@@ -43,6 +45,9 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
         host = np.asarray(given)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(given, "dtype"):
+            torch = torch_of(given)
+            if torch is not None and torch._C._functorch.is_functorch_wrapped_tensor(given):
+                raise TensorTransformed(name, "torch.func (vmap, grad, jvp)", at=name) from None
             if getattr(given, "is_meta", False):
                 raise WrongDevice(name, "meta", "this call", "cpu", at=name) from None
             if type(error) not in _OF_DTYPES and str(given.dtype).rpartition(".")[2] in _KNOWN:

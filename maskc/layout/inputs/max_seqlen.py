@@ -3,13 +3,13 @@ is an error."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import DataRange, DataType
+from maskc.core.widths import plain_integer
 from maskc.layout.inputs.host import to_host
 
 NO_PROMISE = (1 << 31) - 1
@@ -28,13 +28,10 @@ def promised(name: str, given: object) -> int | None:
     if not isinstance(given, CuSeqlens) or given.max_seqlen is None:
         return None
     value: Any = given.max_seqlen
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        most = operator.index(value)
-    except TypeError:
+    most = plain_integer(value)
+    if most is None:
         wanted = "an integer as max_seqlen"
-        raise DataType(name, type(value).__name__, wanted, at=name) from None
+        raise DataType(name, type(value).__name__, wanted, at=name)
     if most < 0:
         hint = "max_seqlen is the length of the longest document"
         raise DataRange(name, f"max_seqlen is {most}", hint, at=name)

@@ -14,7 +14,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.widths import is_list
 
-CHUNK = 2048
+CHUNK = 1024
 """Entries that a block of the device reads of an array that no tile has as its tokens."""
 
 _LEAST_BLOCK = 8

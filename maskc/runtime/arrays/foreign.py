@@ -15,6 +15,7 @@ from maskc.runtime.arrays.known import (
     CUPY,
     LIBRARIES,
     NUMPY,
+    Seen,
     cupy_empty,
     cupy_send,
     cupy_stream,
@@ -76,7 +77,7 @@ class _Foreign:
     def stream(self, device: int) -> int:
         return cupy_stream(device)
 
-    def watch(self, x: Foreign) -> tuple[object, int] | None:
+    def watch(self, x: Foreign) -> Seen | None:
         return None
 
     def send(self, x: Foreign, host: np.ndarray) -> tuple[Any, int]:

@@ -7,7 +7,6 @@ recognised by name when they are first met; maskc/runtime/arrays/foreign.py read
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -18,7 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
+from maskc.core.forks import new_lock
 from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
+
+Seen = tuple[int, object, object]
+"""(address of an array, a counter of writes to it, its layout with dtype and device). If writes are
+not counted, the counter is an object that equals nothing else."""
 
 
 class Library(Protocol):
@@ -39,9 +43,8 @@ class Library(Protocol):
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
 
-    def watch(self, x: Any) -> tuple[object, int] | None:
-        """Return (address and layout of x, a counter of writes to x); None if writes are not
-        counted."""
+    def watch(self, x: Any) -> Seen | None:
+        """Return where x lies, and its state; None if x is not in memory of a device."""
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         """(a new array on the device of x, its pointer)."""
@@ -135,11 +138,16 @@ class _Torch:
             raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
         return Array(pointer, tuple(x.shape), strides, _torch_name(x.dtype), _torch_place(x.device))
 
-    def watch(self, x: Any) -> tuple[object, int] | None:
+    def watch(self, x: Any) -> Seen | None:
         try:
-            return (x.data_ptr(), x.shape, x.stride(), x.is_neg()), x._version
-        except RuntimeError:  # a tensor of inference mode, or without memory
+            place = x.data_ptr()
+        except RuntimeError:  # without memory
             return None
+        layout = x.shape, x.stride(), x.dtype, x.device, x.is_neg()
+        try:
+            return place, x._version, layout
+        except RuntimeError:  # a tensor of inference mode
+            return place, object(), layout
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
@@ -199,7 +207,7 @@ class _NumPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
-    def watch(self, x: Any) -> tuple[object, int] | None:
+    def watch(self, x: Any) -> Seen | None:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
@@ -250,8 +258,9 @@ class _CuPy:
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
-    def watch(self, x: Any) -> tuple[object, int] | None:
-        return None
+    def watch(self, x: Any) -> Seen | None:
+        memory = x.data
+        return memory.ptr, object(), (x.shape, x.strides, x.dtype, memory.device_id)
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
@@ -315,7 +324,7 @@ def cupy_send(device: int, host: np.ndarray) -> tuple[Any, int]:
 _copying: deque[tuple[Any, Any]] = deque()
 """Pinned memory that copies may still read, each with an event, because CuPy's pool ignores
 streams."""
-_copying_lock = threading.Lock()
+_copying_lock = new_lock()
 
 
 def _keep_until_copied(cupy: ModuleType, memory: Any, stream: Any) -> None:

@@ -117,6 +117,15 @@ class CallablePlan(Protocol):
         """See Runnable.place, for a call with `watched` arrays; None if changes to them cannot be
         detected."""
 
+    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
+        """Return the data of a call whose arrays lie elsewhere; None if it must be read again.
+
+        Args:
+            given: data of a call with arrays of the same layouts.
+            before: `Watched.places` of that call.
+            now: those of the present call.
+        """
+
     def enqueue(
         self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
     ) -> None:
@@ -133,9 +142,17 @@ class DataCall:
         self.plan, self._given, self.watched = plan, given, watched
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
-    def changed(self, watched: Watched) -> DataCall:
-        """Return the call after a write to its arrays."""
-        return DataCall(self.plan, self._given, watched)
+    def changed(self, watched: Watched) -> DataCall | None:
+        """Return the call with arrays that were written, or with others of the same layouts; None
+        if its data must be read again."""
+        if self.watched is None:
+            return None
+        given, places, there = self._given, self.watched.places, watched.places
+        if there != places:
+            given = self.plan.moved(given, places, there)
+            if given is None:
+                return None
+        return DataCall(self.plan, given, watched)
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
         """Return the arguments of the launches, and the stream to launch on."""
@@ -176,6 +193,9 @@ class DeviceListedPlan(ABC):
 
     def called(self, given: Any) -> DataCall:
         return DataCall(self, given)
+
+    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
+        return None
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
         """Return the arguments of the pass; its lists are in the workspace."""

@@ -8,7 +8,6 @@ maskc/layout/tiles/document_tiles.py.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
 from maskc.core.bundle import DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
+from maskc.core.forks import new_lock
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction, Feature
@@ -56,7 +56,7 @@ class DataLists:
         self._names = ", ".join(decl.name for decl in bundle.data)
         self._tables: Recent[Tables] = Recent()
         self._reports = cache(Reports)  # of a device
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         keeps = [one.keep for one in bundle.variants]
         pairs = any(has_pairs(load) for keep in keeps for load in E.loads(keep))
         self._reader = Reader(bundle.data, bundle.arrays, pairs)

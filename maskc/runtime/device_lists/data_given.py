@@ -46,6 +46,8 @@ class Source(NamedTuple):
     """Strides in elements; 0 where all share theirs."""
     ends: int = 0
     """Cumulative lengths of a sequence."""
+    array: int = 0
+    """The identity of the caller's array."""
 
     @property
     def doubtful(self) -> bool:
@@ -55,8 +57,8 @@ class Source(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Everything except the address and the exact bound."""
-        return self[2:]
+        """Everything except the array, its address and the exact bound."""
+        return self[2:7]
 
 
 class Given(NamedTuple):
@@ -65,7 +67,9 @@ class Given(NamedTuple):
     sources: tuple[Source, ...]
     """The sources by the kernels' slots."""
     watched: Watched | None
-    """The arrays that are watched; None if changes to them cannot be detected."""
+    """The arrays that are watched; None if a later call cannot be compared with this one."""
+    order: tuple[int, ...] | None
+    """The position among `watched.places` of each source's array; None if unknown."""
     checked: Asked | None = None
     """The call, where its lists are compared with the host's."""
 
@@ -122,7 +126,11 @@ class Reader:
             return None
         watched = Watched.of(asked.data, asked.held)
         checked = asked if os.environ.get("MASKC_CHECK") == "1" else None
-        return Given(tuple(by_name[name] for name in self._arrays), watched, checked)
+        sources = tuple(by_name[name] for name in self._arrays)
+        order = None
+        if watched is not None:
+            order = watched.order_of([source.array for source in sources])
+        return Given(sources, watched, order, checked)
 
     def _inside(
         self, held: Held, tables: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
@@ -174,7 +182,7 @@ class _Call(NamedTuple):
         step = array.strides[-1]
         return Source(
             array.pointer + first * step * size, NO_PROMISE, rule, code, (batch, 1, 1, length),
-            (over_batch, 0, 0, step),
+            (over_batch, 0, 0, step), array=id(given),
         )  # fmt: skip
 
     def _batch(self, array: Array) -> tuple[int, int]:
@@ -196,7 +204,7 @@ class _Call(NamedTuple):
         return Source(
             array.pointer, NO_PROMISE if most is None else most, CUMULATIVE,
             CODES[array.dtype][0], (batch, 1, 1, length), (over_batch, 0, 0, array.strides[-1]),
-            array.shape[-1],
+            array.shape[-1], id(given.array),
         )  # fmt: skip
 
 
@@ -262,7 +270,7 @@ def _table(call: _Call, given: Any) -> tuple[Source, ...]:
     return (
         Source(
             array.pointer, NO_PROMISE, BOOLEAN, code, _four(batch, heads, *grid),
-            _four(*strides, *array.strides[-2:]),
+            _four(*strides, *array.strides[-2:]), array=id(given),
         ),
     )  # fmt: skip
 
@@ -276,7 +284,8 @@ def _table_of(call: _Call, held: Held | None, name: str) -> Source:
     rank, sizes = call.decl.rank, call.sizes
     if held is None or not any(entry[:2] == (name, rank) for entry in held.tables):
         raise _Unreadable  # of more indices, which formulas read as two
-    array = call.view(held.source_of(name))
+    given = held.source_of(name)
+    array = call.view(given)
     front, sides = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
     (batch, heads), steps = pair_of(front, rank, 1), pair_of(over, rank, 0)
@@ -290,7 +299,7 @@ def _table_of(call: _Call, held: Held | None, name: str) -> Source:
     code, _ = CODES[array.dtype]
     return Source(
         array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *sides)[-2:]),
-        _four(*strides, *(0, *inner)[-2:]),
+        _four(*strides, *(0, *inner)[-2:]), array=id(given),
     )  # fmt: skip
 
 

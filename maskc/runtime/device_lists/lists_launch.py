@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +56,14 @@ LISTS = abi.structure(abi.LISTS_FIELDS)
 from the host, to the parts of the memory of lists, to the state, and to the report and the
 results that wrong data overwrite."""
 OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
-"""Members that every call fills in: pointers, the promised lengths, and a ticket."""
+"""Members that are filled in: pointers, the promised lengths, and a ticket."""
+_WRITE_SOURCES = [struct.Struct(f"{count}Q").pack_into for count in range(MAX_ARRAYS + 1)]
+"""Write the first of them, where the data lie, by the number of arrays."""
+_WRITE_STATES, _STATES_AT = struct.Struct("2Q").pack_into, LISTS.state.offset
+_WRITE_REPORT = struct.Struct(f"{2 + MOST_RESULTS}Q{MAX_ARRAYS + 1}q").pack_into
+"""Write those from the reports on, where data may be wrong."""
+_REPORT_AT = LISTS.report.offset
+_NO_REPORT = (0,) * (2 + MOST_RESULTS + MAX_ARRAYS + 1)
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
 SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
 PARTS = (
@@ -73,6 +79,19 @@ BEHIND_STATE = (LISTS.most.offset - LISTS.spent.offset) // 8 + MAX_ARRAYS + 1
 """Members of OWN behind the state."""
 _OF_SELECTIONS = (0,) * 3
 """Tables that selections alone have."""
+
+
+class CallArrays(NamedTuple):
+    """The data of a call, as launches read them."""
+
+    places: Pointers
+    """Addresses by slot."""
+    most: Pointers
+    """Promised lengths by slot."""
+    order: tuple[int, ...] | None
+    """The position among `Watched.places` of the array of each slot; None if unknown."""
+    checked: Asked | None
+    """The call, where its lists are checked."""
 
 
 class Lists:
@@ -162,12 +181,17 @@ class ListsPlan(DeviceListedPlan):
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
-        blank = (0,) * (MAX_ARRAYS - len(sources))
-        arguments = (
-            (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank),
-            given.checked,
-        )  # fmt: skip
+        most = (*(x.most for x in sources), *(0,) * (MAX_ARRAYS - len(sources)))
+        places = tuple(x.pointer for x in sources)
+        arguments = CallArrays(places, most, given.order, given.checked)
         return DataCall(self, arguments, given.watched)
+
+    def moved(self, given: CallArrays, before: list[int], now: list[int]) -> CallArrays | None:
+        places, most, order, checked = given
+        if order is None or checked is not None:
+            return None
+        there = [place + now[at] - before[at] for place, at in zip(places, order, strict=True)]
+        return CallArrays(tuple(there), most, order, None)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -217,7 +241,7 @@ class ListsPlan(DeviceListedPlan):
         lists = kept.pop(watched, None)
         if lists is not None:
             return lists
-        with suppress(KeyError, RuntimeError, StopIteration):  # another thread took them
+        try:
             for other in kept:
                 if watched.same(other):
                     return kept.pop(other)
@@ -225,6 +249,8 @@ class ListsPlan(DeviceListedPlan):
                 lists = kept.pop(next(iter(kept)))  # unused for longest
                 lists.fresh, lists.ticket, lists.sound = True, 0, False
                 return lists
+        except (KeyError, RuntimeError, StopIteration):
+            pass  # another thread took them
         return self._new(library, q, sent)
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
@@ -242,14 +268,13 @@ class ListsPlan(DeviceListedPlan):
         ]  # fmt: skip
         usual = replace(sent, template=bytes(template), free={})
         states = state_at, state_at + INT * self.state
-        return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
+        pointers = (*(0,) * MAX_ARRAYS, *known, *states, *_NO_REPORT)
+        return Lists(usual, Arguments(self.numbers, OWN, pointers), known, states, (owner, state))
 
     def enqueue(
-        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
-        numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet; `given`: where arrays lie, promised lengths,
-        and the call where its lists are checked."""
+        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
+        """Enqueue everything that is not there yet."""
         if lists.fresh or self.after:
             self._launch(given, lists, pointers, numbers, stream)
             lists.fresh = False
@@ -260,9 +285,8 @@ class ListsPlan(DeviceListedPlan):
             kept[lists.watched] = lists
 
     def _launch(
-        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
-        numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
+        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
         """Build the lists if they are not built yet, and run the pass.
 
         Results are overwritten if data are wrong. For lists that are kept, this check stops once
@@ -275,21 +299,23 @@ class ListsPlan(DeviceListedPlan):
         fresh, doubtful = lists.fresh, self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
-        if doubtful or fresh:
-            if fresh and doubtful and lists.usual.lasting:
+        arguments = lists.arguments
+        if doubtful:
+            if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            sources, most, _ = given
             results = [pointers[place] for place in self.results]
-            lists.arguments.fill((
-                *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
-                *results, *(0,) * (MOST_RESULTS - len(results)), *most, lists.ticket,
-            ))  # fmt: skip
+            _WRITE_REPORT(
+                arguments.block, _REPORT_AT, *reports.addresses(lists.ticket), *results,
+                *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
+            )  # fmt: skip
         if fresh:
+            _WRITE_SOURCES[len(given.places)](arguments.block, 0, *given.places)
+            _WRITE_STATES(arguments.block, _STATES_AT, *lists.states)
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
-            if given[2] is not None:
+            if given.checked is not None:
                 places = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
-                self.compare(given[2], places, partial(self.lists.read, stream))
+                self.compare(given.checked, places, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

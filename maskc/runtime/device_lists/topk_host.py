@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAnArray
+from maskc.core.forks import new_lock
 from maskc.core.tensors import HOST, Array
 from maskc.dispatch import checks
 from maskc.dispatch.call import Bound
@@ -45,7 +45,7 @@ class TopKOnHost:
     def __init__(self, bundle: Bundle, binder: Binder) -> None:
         self._bundle, self._binder = bundle, binder
         self._known: Recent[Remembered] = Recent(most=64, most_bytes=1 << 26)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def bind(self, asked: Asked, rank: Callable[[], Rank]) -> Bound:
         """Parameters and data of a call, with what its selections choose.

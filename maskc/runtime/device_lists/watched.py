@@ -22,12 +22,11 @@ Data = Mapping[str, Any]
 def _leaves(data: Data, held: Held | None) -> list[Any]:
     """Return the names, then the arrays and numbers of a caller; containers are identified by
     type."""
-    leaves: list[Any] = list(data)
-    for one in data.values():
-        if type(one) in _NESTED:
+    leaves: list[Any] = [*data, *data.values()]
+    if not _NESTED.isdisjoint(map(type, leaves)):
+        leaves = [*data]
+        for one in data.values():
             _open(one, leaves)
-        else:
-            leaves.append(one)
     if held is not None:
         leaves += held.sources
     return leaves
@@ -52,72 +51,102 @@ class Watched:
     """The data of a call, for as long as its arrays live. `same` recognises the same arrays without
     later writes; torch counts the writes to its tensors."""
 
-    __slots__ = ("_known", "_versions")
+    __slots__ = ("_arrays", "_form", "_versions", "places")
 
     def __init__(
-        self, known: Sequence[tuple[Any, Library | None, object]], versions: list[int]
-    ) -> None:
+        self, form: Sequence[tuple[Library | None, object]], arrays: list[Any],
+        places: list[int], versions: list[object],
+    ) -> None:  # fmt: skip
         """Used by `of` and `again`.
 
         Args:
-            known: (reference to an array, its library, its address and layout), or (a plain value,
-                None, None).
-            versions: of the arrays.
+            form: for each leaf (library, layout) of an array, or (None, a plain value).
+            arrays: references to the arrays.
+            places: addresses of the arrays.
+            versions: counters of writes to the arrays.
         """
-        self._known, self._versions = known, versions
+        self._form, self._arrays, self._versions = form, arrays, versions
+        self.places = places
+        """Addresses of the arrays, in the order of the caller's keywords."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether writes to all arrays are counted."""
+        return all(type(version) is int for version in self._versions)
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
-        """Watch the data of a call; None if writes to one of its arrays are not counted.
+        """Watch the data of a call; None if one of them is neither an array in memory of a device
+        nor a plain value.
 
         Args:
             data: the caller's keywords.
             held: what formulas of the mask captured.
         """
-        known: list[tuple[Any, Library | None, object]] = []
-        versions: list[int] = []
+        form: list[tuple[Library | None, object]] = []
+        made = cls(form, [], [], [])
         for one in _leaves(data, held):
             library = LIBRARIES.get(type(one))
             if library is not None:
                 seen = library.watch(one)
                 if seen is None:
                     return None
-                known.append((weakref.ref(one), library, seen[0]))
-                versions.append(seen[1])
+                place, version, layout = seen
+                form.append((library, layout))
+                made._arrays.append(weakref.ref(one))
+                made.places.append(place)
+                made._versions.append(version)
             elif type(one) in _PLAIN:
-                known.append((one, None, None))
+                form.append((None, one))
             else:
                 return None
-        return cls(known, versions)
+        return made
 
     def again(self, data: Data, held: Held | None) -> Watched | None:
-        """Return the same arrays in their present state.
+        """Watch the data of a later call, if its arrays have the same layouts and its plain values
+        are equal.
 
-        Returns this object if nothing was written, and None if any array is another one. Takes the
-        arguments of `of`.
+        Returns this object if the arrays are the same and nothing was written, and None if a layout
+        or a value differs. Takes the arguments of `of`.
         """
-        leaves, known, versions = _leaves(data, held), self._known, []
-        if len(leaves) != len(known):
+        leaves, form = _leaves(data, held), self._form
+        if len(leaves) != len(form):
             return None
-        for one, (mine, library, place) in zip(leaves, known, strict=True):
+        arrays, places, versions = [], [], []
+        for one, (library, expected) in zip(leaves, form, strict=True):
             if library is None:
-                if mine is not one and (type(mine) is not type(one) or mine != one):
-                    return None
-                continue
-            seen = library.watch(one) if mine() is one else None
-            if seen is None or seen[0] != place:
+                if expected is one or (type(expected) is type(one) and expected == one):
+                    continue
                 return None
+            seen = library.watch(one) if LIBRARIES.get(type(one)) is library else None
+            if seen is None or seen[2] != expected:
+                return None
+            arrays.append(weakref.ref(one))  # the same reference for the same array
+            places.append(seen[0])
             versions.append(seen[1])
-        return self if versions == self._versions else Watched(known, versions)
+        written = versions != self._versions or places != self.places
+        if not written and [*map(id, arrays)] == [*map(id, self._arrays)]:
+            return self
+        return Watched(form, arrays, places, versions)
 
     def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other._versions != self._versions or len(self._known) != len(other._known):
+        if other._versions != self._versions or other.places != self.places:
             return False
-        for mine, its in zip(self._known, other._known, strict=True):
-            if mine[1] is None or its[1] is None:
-                if mine != its:
-                    return False
-            elif mine[0] is not its[0] or mine[0]() is None or mine[2] != its[2]:
+        if other._form is not self._form and other._form != self._form:
+            return False
+        for mine, its in zip(self._arrays, other._arrays, strict=True):
+            if mine is not its or mine() is None:
                 return False
         return True
+
+    def order_of(self, arrays: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the positions in `places` of arrays with these identities.
+
+        Returns None if the caller did not pass one of them, or passed it several times: a later
+        call may pass different arrays in these places.
+        """
+        known = [id(one()) for one in self._arrays]
+        if any(known.count(one) != 1 for one in arrays):
+            return None
+        return tuple(map(known.index, arrays))

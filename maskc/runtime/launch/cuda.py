@@ -169,20 +169,21 @@ class Arguments:
         self, numbers: bytes, layout: struct.Struct, pointers: tuple[int, ...] = ()
     ) -> None:
         """`numbers` is the block without its pointers, which `layout` writes."""
-        self._block = ctypes.create_string_buffer(numbers, len(numbers))
+        self.block = ctypes.create_string_buffer(numbers, len(numbers))
+        """The block, to be written while no launch reads it."""
         self._write = layout.pack_into
         if pointers:
             self.fill(pointers)
-        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self.block))
         self.address = ctypes.addressof(self._places)
         """The address of the array of addresses that a launch takes."""
 
     def fill(self, pointers: tuple[int, ...]) -> None:
         """Write all pointers, while no launch reads them."""
-        self._write(self._block, 0, *pointers)
+        self._write(self.block, 0, *pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        return (self._block.raw,)
+        return (self.block.raw,)
 
 
 class CudaKernel:

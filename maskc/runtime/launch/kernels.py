@@ -11,6 +11,7 @@ from functools import partial
 from maskc.build import Binary, BuildReport, build
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.errors import DropoutNotRun, NoCompiler, ScoreNotRun
+from maskc.core.forks import new_lock
 from maskc.core.problem import Feature, Features
 from maskc.core.source import outside
 from maskc.core.target import Target
@@ -63,7 +64,7 @@ class Kernels:
         self._binaries: dict[Key, Binary] = {}
         """Compiled ahead, and not yet loaded."""
         self._building: dict[Key, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._reports: dict[Key, BuildReport] = {}
 
     def get(self, unit: SourceUnit, mode: str, features: Features, device: int) -> Kernel:
@@ -114,7 +115,7 @@ class Kernels:
     def _alone(self, key: Key) -> threading.Lock:
         """A lock for building one kernel."""
         with self._lock:
-            return self._building.setdefault(key, threading.Lock())
+            return self._building.setdefault(key, new_lock())
 
     def _built(self, unit: SourceUnit, key: Key) -> Binary:
         _, mode, features, device = key

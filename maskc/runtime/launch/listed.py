@@ -334,6 +334,9 @@ class ListedRowsPlan:
         """A call with these flags; lists are made in every one."""
         return DataCall(self, given, given.watched)
 
+    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
+        return None
+
     @property
     def size(self) -> int:
         return self.lists.size + sum(part.plan.size for part in self.parts)

@@ -25,7 +25,7 @@ import numpy as np
 from maskc.core.abi import Numbers, Pointers
 from maskc.core.errors import NotRecorded
 from maskc.core.tensors import Array, Device, Output, Shape
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import LIBRARIES, Seen
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
 from maskc.runtime.launch.tensor_maps import KINDS
 
@@ -123,7 +123,7 @@ class _Blanks:
         array: Array = x.array
         return array
 
-    def watch(self, x: Any) -> tuple[object, int] | None:
+    def watch(self, x: Any) -> Seen | None:
         return None  # lists from earlier data never serve again
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:

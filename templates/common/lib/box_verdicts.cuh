@@ -1,5 +1,6 @@
 // The verdict policy of make_lists.cuh for masks that read data. Needs: box_entries.cuh, and
-// load_mask and classify of the config header. Gives: line_of, across_of, verdict_of.
+// load_mask and classify of the config header. Gives: line_of, word_at, across_of,
+// verdict_of.
 
 // ---------------------------------------------------------------- the candidates of a line
 
@@ -19,7 +20,8 @@ FN struct Line line_of(const struct Lists &p, const struct Place &at) {
     return {at, load_mask(p, head), p.kept_tiles[at.side] + first, count,
             (uint2 *)p.bits[at.side] + bits};
 }
-FN i32 across_of(const struct Line &line, i32 i) { return line.words[i] >> 1; }
+FN i32 word_at(const struct Line &line, i32 i) { return i < line.count ? line.words[i] : 0; }
+FN i32 across_of(i32 word) { return word >> 1; }
 FN struct Box box_of(const struct Lists &p, const struct Line &line, i32 across) {
     const struct Place &at = line.at;
     return {at.list / p.heads, at.list % p.heads, at.side ? across : at.tile,
@@ -47,12 +49,10 @@ FN bool has_pairs(const struct Lists &p, const struct Mask &m, const struct Box 
     return false;
 }
 
-FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
-    i32 word = 0, found = 0;
-    if (i < line.count) {
-        word = line.words[i];
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i, i32 word) {
+    i32 found = 0;
+    if (i < line.count)
         found = classify(p, line.mask, box_of(p, line, word >> 1), word & 1);
-    }
     if (p.n[0] > FEW_QUERIES) return found;
     for (u32 rest = __ballot_sync(ALL, found == 1); rest; rest &= rest - 1) {
         const i32 lane = __ffs(rest) - 1, across = __shfl_sync(ALL, word, lane) >> 1;

@@ -1,5 +1,5 @@
 // Lines of tiles that are all candidates: a part of the verdict policy of make_lists.cuh. Needs:
-// chosen_bits.cuh. Gives: ways_of, line_of, across_of.
+// chosen_bits.cuh. Gives: ways_of, line_of, word_at, across_of.
 
 // Each pair is selected or not by each selection, which gives a set of possible combinations.
 // Returns those that pairs of a tile may have; `chosen` are the combinations that include this
@@ -30,4 +30,5 @@ FN struct Line line_of(const struct Lists &p, const struct Place &at) {
     const i64 place = ((i64)at.list * p.tile_count[at.side] + at.tile) * words;
     return {at, count, (uint2 *)p.bits[at.side] + place};
 }
-FN i32 across_of(const struct Line &, i32 i) { return i; }
+FN i32 word_at(const struct Line &, i32 i) { return i; }
+FN i32 across_of(i32 word) { return word; }

@@ -1,22 +1,46 @@
 // Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
-// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: entry, Stretch, Ends, ends_of,
-// document_of, bounds_at.
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries_at, entry, Stretch,
+// Ends, ends_of, document_of, bounds_at.
 
 // How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
 
-FN i64 element(const struct Lists &p, i32 slot, i64 place) {
-    const void *const from = p.source[slot];
-    switch (p.source_code[slot]) {
-    case 0: return ((const unsigned char *)from)[place];
-    case 1: return ((const signed char *)from)[place];
-    case 2: return ((const short *)from)[place];
-    case 3: return ((const i32 *)from)[place];
+// Elements of any type, without branches: a block runs this code once or twice, so its time is that
+// of fetching the instructions. Loads the aligned word that holds an element, and cuts it out.
+template <int COUNT>
+FN void elements(const struct Lists &p, i32 slot, const i64 (&place)[COUNT], i64 (&to)[COUNT]) {
+    typedef unsigned long long u64;
+    const i32 code = p.source_code[slot];
+    const i32 log_bytes = max_i32(code - 1, 0), unused = code < 2 ? 24 : code == 2 ? 16 : 0;
+    u32 low[COUNT], high[COUNT] = {}, shift[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const u64 at = (u64)p.source[slot] + ((u64)place[i] << log_bytes);
+        const u32 *const word = (const u32 *)(at & ~3ull);
+        low[i] = word[0], shift[i] = 8 * (u32)(at & 3);
+        if (code == 4) high[i] = word[1];
     }
-    return ((const i64 *)from)[place];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const u32 top = low[i] >> shift[i] << unused;
+        const i32 value = code ? (i32)top >> unused : (i32)(top >> unused);
+        to[i] = code == 4 ? (i64)((u64)high[i] << 32 | low[i]) : value;
+    }
+}
+template <int COUNT>
+FN void entries_at(const struct Lists &p, i32 slot, i32 batch, const i32 (&index)[COUNT],
+                   i64 (&to)[COUNT]) {
+    i64 place[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        place[i] = batch * p.source_batch[slot] + index[i] * p.source_step[slot];
+    elements(p, slot, place, to);
 }
 FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
-    return element(p, slot, batch * p.source_batch[slot] + index * p.source_step[slot]);
+    const i32 one[1] = {index};
+    i64 found[1];
+    entries_at(p, slot, batch, one, found);
+    return found[0];
 }
 // Document ids of queries past the last document. Keys there get this plus 1, so that no query sees
 // them. maskc/layout/inputs/call_data.py uses the same numbers.

@@ -18,19 +18,43 @@ struct Listing {
 
 #include "common/lib/list_parts.cuh"
 
+// The first of the owners that share the cache with one.
+FN i32 first_sharing(const struct Lists &p, i32 owner) {
+    const i32 group = max_i32(p.group_owners, 1);  // 0 if items are planned
+    return owner / group * group;
+}
+
 // Sums over other lines.
 enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LONGER, LIVE_ALL, SUMS };
+
+// What follows from a line's place alone. Computed before the block waits for the counts, because
+// divisions take long.
+struct Ranks {
+    i32 group, behind;        // lists that share the cache
+    i32 list, tile;           // the thread's first line among them
+    i32 lists_on, tiles_on;   // from one of its lines to the next
+    i32 batch, head, begin;   // of the line, and the first owner that shares the cache
+};
+FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
+    const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
+    const i32 group = at.list / lists * lists;
+    const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
+    return {group, min_i32(group + lists, p.lists), group + list,
+            (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
+            batch, at.list - batch * p.heads, first_sharing(p, threadIdx.x)};
+}
 
 // Adds the tiles, and the lines without tiles, that come before in the line's own list.
 FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUMS]) {
     const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
+#pragma unroll 1
     for (i32 i = threadIdx.x; i < at.tile; i += THREADS)
         sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
 }
 // Groups of lists follow one another; within a group, the longest lines come first.
-FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 (&sum)[SUMS]) {
-    const i32 tiles = p.tile_count[at.side], group = at.list / p.group_lists * p.group_lists;
-    const i32 behind = min_i32(group + p.group_lists, p.lists);
+FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
+                  i32 count, i32 (&sum)[SUMS]) {
+    const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     const bool several = p.lists > p.group_lists;  // otherwise all lines are in the group
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
@@ -40,16 +64,14 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
     const i32 *const counts = p.counts[at.side] + group * tiles;
-    const i32 lists_on = THREADS / tiles, tiles_on = THREADS - lists_on * tiles;
-    i32 list = threadIdx.x / tiles, tile = threadIdx.x - list * tiles;
-    list += group;
+    i32 list = ranks.list, tile = ranks.tile;
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
         const i32 x = counts[i];
         const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
         sum[LONGER] += x > count || (x == count && nearer);
         if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
-        list += lists_on, tile += tiles_on;
+        list += ranks.lists_on, tile += ranks.tiles_on;
         if (tile >= tiles) tile -= tiles, list++;
     }
 }
@@ -57,12 +79,13 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 
 // Writes the items of a line, one per owner. The owners of one line are adjacent, in groups that
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
-FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Listing &own,
-                     const i32 (&sum)[SUMS]) {
-    const i32 tiles = p.tile_count[at.side], batch = at.list / p.heads, head = at.list % p.heads;
+FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
+                     const struct Listing &own, const i32 (&sum)[SUMS]) {
+    const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
+    i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
-    for (i32 owner = threadIdx.x; owner < p.owners; owner += THREADS) {
-        const i32 begin = owner / p.group_owners * p.group_owners;
+#pragma unroll 1
+    for (i32 owner = threadIdx.x; owner < p.owners;) {
         const i32 width = min_i32(p.owners - begin, p.group_owners);
         const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
                          sum[LONGER] * width + owner - begin;
@@ -78,6 +101,8 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
             shared[0] = make_int4(at.tile, whose, column, 1);
             shared[1] = make_int4(0, 0, 0, 0);
         }
+        owner += THREADS;
+        if (owner < p.owners) begin = first_sharing(p, owner);
     }
 }
 
@@ -117,13 +142,14 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work.
-FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
+FN struct Listing write_items(const struct Lists &p, const struct Place &at,
+                              const struct Ranks &ranks) {
     const i32 side = at.side, tiles = p.tile_count[side];
     const i32 count = p.counts[side][at.list * tiles + at.tile];
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0};
     add_before(p, at, sum);
-    if (items && !p.part_tiles) add_ranks(p, at, count, sum);
+    if (items && !p.part_tiles) add_ranks(p, at, ranks, count, sum);
     block_sums(sum);
     const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
@@ -134,7 +160,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
     if (items && p.part_tiles)
         write_parts(p, at, own.first, count);
     else if (items)
-        write_ranked(p, at, own, sum);
+        write_ranked(p, at, ranks, own, sum);
     return own;
 }
 

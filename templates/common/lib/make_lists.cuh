@@ -5,9 +5,10 @@
 //     bool read_part(p, block)       one of p.reading_blocks blocks reads; returns whether data
 //                                    are wrong
 //     struct Line line_of(p, at)     a line: its number of candidates, and where their bits are
-//     i32 across_of(line, i)         position of a candidate on the other side
-//     i32 verdict_of(p, line, i)     for a warp of candidates: 0 empty, 1 partial, 3 full; 0 past
-//                                    the end
+//     i32 word_at(line, i)           a candidate; 0 past the end
+//     i32 across_of(word)            its position on the other side
+//     i32 verdict_of(p, line, i, word)  for a warp of candidates: 0 empty, 1 partial, 3 full; 0
+//                                    past the end
 //     SEVERAL                        a candidate may be several tiles, see segments.cuh
 // Gives: make_lists.
 
@@ -48,11 +49,13 @@ FN void clear_words(const struct Lists &p) {
 
 // ---------------------------------------------------------------- the tiles that stay
 
-// Marks the live candidates of a line; returns their number.
-FN i32 mark_tiles(const struct Lists &p, const struct Line &line) {
+// Marks the live candidates of a line; returns their number. `word`: the thread's first candidate.
+FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
     i32 count[1] = {0};
     for (i32 turn = 0; turn < line.count; turn += THREADS) {
-        const i32 i = turn + threadIdx.x, found = verdict_of(p, line, i);
+        const i32 i = turn + threadIdx.x;
+        if (turn) word = word_at(line, i);
+        const i32 found = verdict_of(p, line, i, word);
         const u32 live = __ballot_sync(ALL, found & 1), full = __ballot_sync(ALL, found >> 1);
         if (threadIdx.x % 32 == 0 && i < line.count) {
             line.bits[i / 32] = make_uint2(live, full);
@@ -62,45 +65,65 @@ FN i32 mark_tiles(const struct Lists &p, const struct Line &line) {
     block_sums(count);
     return count[0];
 }
-// Writes the marked candidates in order.
-FN void write_marked(const struct Line &line, i32 *to) {
+// What a warp loads to write the marked candidates of a word of bits.
+struct Marked {
+    uint2 own;
+    i32 word;  // a lane's candidate
+};
+FN struct Marked marked_at(const struct Line &line, i32 w) {
+    struct Marked found = {};
+    if (32 * w >= line.count) return found;
+    found.own = line.bits[w], found.word = word_at(line, 32 * w + (i32)threadIdx.x % 32);
+    return found;
+}
+// Writes the marked candidates in order. `marked`: of the warp's first word of bits.
+FN void write_marked(const struct Line &line, struct Marked marked, i32 *to) {
     const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32;
-    for (i32 w = threadIdx.x / 32; w < words; w += THREADS / 32) {
+    for (i32 w = threadIdx.x / 32; w < words;) {
         i32 before = 0;
         for (i32 i = lane; i < w; i += 32) before += __popc(line.bits[i].x);
         before = warp_sum(before);
-        const uint2 own = line.bits[w];
-        if (own.x >> lane & 1)
-            to[before + __popc(own.x & ((1u << lane) - 1))] =
-                across_of(line, 32 * w + lane) << 1 | (i32)(own.y >> lane & 1);
+        if (marked.own.x >> lane & 1)
+            to[before + __popc(marked.own.x & ((1u << lane) - 1))] =
+                across_of(marked.word) << 1 | (i32)(marked.own.y >> lane & 1);
+        w += THREADS / 32;
+        marked = marked_at(line, w);
     }
 }
 
 #if SEVERAL
 constexpr i32 STASH = 1024;  // words of a line that a block keeps in shared memory while it waits
 
-FN i32 count_tiles(const struct Lists &p, const struct Line &line) {
+// `words`: of the thread's first candidate.
+FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     i32 count[1] = {0};
-    for (i32 i = threadIdx.x; i < line.count; i += THREADS)
-        hand_tiles(keys, line.words, line.count, i, [&](i32) { count[0]++; });
+    for (i32 i = threadIdx.x; i < line.count;) {
+        hand_tiles(keys, words, [&](i32) { count[0]++; });
+        i += THREADS;
+        words = words_at(line.words, line.count, i);
+    }
     block_sums(count);
     return count[0];
 }
 // Writes the first `room` words of a line, in order.
-FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32 room) {
+FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words words, i32 *to,
+                    i32 room) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
         const i32 i = turn + threadIdx.x;
-        i32 count = 0, all;
-        if (i < line.count)
-            hand_tiles(keys, line.words, line.count, i, [&](i32) { count++; });
-        i32 at = before + block_before(count, all);
-        if (count)
-            hand_tiles(keys, line.words, line.count, i, [&](i32 word) {
-                if (at < room) to[at] = word;
-                at++;
-            });
+        i32 at = 0, end = 0, all;
+        if (turn) words = words_at(line.words, line.count, i);
+#pragma unroll 1  // first count, then write: the same instructions
+        for (i32 pass = 0; pass < 2; pass++) {
+            if (i < line.count)
+                hand_tiles(keys, words, [&](i32 word) {
+                    if (at < end) to[at] = word;
+                    at++;
+                });
+            if (pass) break;
+            at = before + block_before(at, all), end = room;
+        }
         before += all;
     }
 }
@@ -110,13 +133,19 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32
 
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
+#if SEVERAL
+    const struct Words words = words_at(line.words, line.count, threadIdx.x);
+    const i32 word = words.own;
+#else
+    const i32 word = word_at(line, threadIdx.x);
+#endif
     wait_for(p, READ, p.reading_blocks);
     if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
         tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
-    const i32 count = p.starts ? count_tiles(p, line) : mark_tiles(p, line);
+    const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line, word);
 #else
-    const i32 count = mark_tiles(p, line);
+    const i32 count = mark_tiles(p, line, word);
 #endif
     if (threadIdx.x == 0) {
         p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
@@ -130,24 +159,31 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 }
 FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
+    const struct Ranks ranks = ranks_of(p, at);
 #if SEVERAL
     __shared__ i32 stash[STASH];
+    const struct Words words = words_at(line.words, line.count, threadIdx.x);
     wait_for(p, READ, p.reading_blocks);
-    if (p.starts) write_tiles(p, line, stash, STASH);
+    if (p.starts) {
+        i32 *to = stash, room = STASH;
+#pragma unroll 1  // the second turn is for lines that do not fit the stash
+        for (;;) {
+            write_tiles(p, line, words, to, room);
+            if (to != stash) return;
+            wait_for(p, COUNTED, p.lines);
+            const struct Listing own = write_items(p, at, ranks);
+            to = p.tiles[at.side] + own.first, room = own.count;
+            if (room > STASH) continue;
+            for (i32 i = threadIdx.x; i < room; i += THREADS) to[i] = stash[i];
+            return;
+        }
+    }
 #endif
     wait_for(p, COUNTED, p.lines);
-    const struct Listing own = write_items(p, at);
-    i32 *const to = p.tiles[at.side] + own.first;
-#if SEVERAL
-    if (p.starts && own.count > STASH)
-        write_tiles(p, line, to, own.count);
-    else if (p.starts)
-        for (i32 i = threadIdx.x; i < own.count; i += THREADS) to[i] = stash[i];
-    else
-        write_marked(line, to);
-#else
-    write_marked(line, to);
-#endif
+    // Loaded before the sums of counts, so that the block waits once for both
+    const struct Marked marked = marked_at(line, threadIdx.x / 32);
+    const struct Listing own = write_items(p, at, ranks);
+    write_marked(line, marked, p.tiles[at.side] + own.first);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

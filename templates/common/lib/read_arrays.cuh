@@ -40,6 +40,11 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     if ((i32)threadIdx.x < count)
         least[threadIdx.x] = 0x7fffffff, greatest[threadIdx.x] = -0x7fffffff - 1;
+#if SEVERAL
+    struct Near near = {};  // loaded here, so that only one wait follows
+    if (p.starts && own.side && !cumulative)
+        near = entries_near(p, at, {0, first}, {stop, p.n[1]});
+#endif
     bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
     struct Ends ends = {};
     if (cumulative) ends = ends_of(p, at);
@@ -62,7 +67,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     __syncthreads();
     i32 last = 0;
 #if SEVERAL
-    if (p.starts) last = note_segments(p, at, kept, ends, tile);
+    if (p.starts) last = note_segments(p, at, kept, ends, near, tile);
 #endif
     if ((i32)threadIdx.x < count)
         ((int4 *)p.bounds)[p.first_tile[own.number] + batch * tiles + tile + threadIdx.x] =
@@ -71,18 +76,29 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
 }
 // Reads a chunk of an array that is not indexed by tokens.
 FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
-    const i32 rows = p.rows[slot], heads = p.heads_of[slot], columns = p.columns[slot];
-    const i64 all = (i64)p.batches[slot] * heads * rows * columns;
-    bool wrong = false;
-    for (i32 i = threadIdx.x; i < CHUNK; i += THREADS) {
-        const i64 place = (i64)block * CHUNK + i;
-        if (place >= all) break;
-        const i32 column = (i32)(place % columns), line = (i32)(place / columns);
-        const i32 row = line % rows, head = line / rows % heads, batch = line / rows / heads;
-        const i64 from = batch * p.source_batch[slot] + head * p.source_head[slot] +
-                         row * p.source_row[slot] + column * p.source_step[slot];
-        p.array[slot][place] = value_of(p, slot, element(p, slot, from), wrong);
+    const u32 rows = p.rows[slot], heads = p.heads_of[slot], columns = p.columns[slot];
+    const i64 start = (i64)block * CHUNK;
+    const i64 rest = (i64)p.batches[slot] * heads * rows * columns - start;
+    const i64 first_line = start / columns;
+    const u32 first_column = (u32)(start - first_line * columns);
+    constexpr i32 OWN = CHUNK / THREADS;
+    i64 from[OWN], found[OWN];
+#pragma unroll
+    for (i32 i = 0; i < OWN; i++) {
+        // Entries past the end are read as the last one
+        const i64 own = i * THREADS + (i64)threadIdx.x, last = rest - 1;
+        const u32 at = first_column + (u32)(own < last ? own : last);
+        const u32 line = (u32)first_line + at / columns, column = at % columns;
+        const u32 of_head = line / rows, row = line % rows;
+        from[i] = of_head / heads * p.source_batch[slot] + of_head % heads * p.source_head[slot] +
+                  row * p.source_row[slot] + column * p.source_step[slot];
     }
+    elements(p, slot, from, found);
+    bool wrong = false;
+#pragma unroll
+    for (i32 i = 0; i < OWN; i++)
+        if (i * THREADS + threadIdx.x < rest)
+            p.array[slot][start + i * THREADS + threadIdx.x] = value_of(p, slot, found[i], wrong);
     return wrong;
 }
 FN bool read_part(const struct Lists &p, i32 block) {
@@ -90,7 +106,7 @@ FN bool read_part(const struct Lists &p, i32 block) {
     while (number + 1 < READINGS && block >= p.first_block[number + 1]) number++;
     const struct Reading own = reading_at(number);
     block -= p.first_block[number];
-    const bool wrong =
-        own.side >= 0 ? read_tokens(p, own, block) : read_chunk(p, own.slot, block);
+    const bool wrong = READS_CHUNKS && own.side < 0 ? read_chunk(p, own.slot, block)
+                                                    : read_tokens(p, own, block);
     return __syncthreads_or(wrong);
 }

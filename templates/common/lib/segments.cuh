@@ -34,25 +34,60 @@ FN i32 last_bit(const struct Bits &x, i32 none) {
     return found;
 }
 
-// Binary search by a block: the first of low .. high - 1 that `holds`, or high. `holds` is
-// monotonic.
-template <class Holds>
-FN i32 block_first(i32 low, i32 high, const Holds &holds) {
-    while (low < high) {
-        const i32 step = (high - low + THREADS - 1) / THREADS;
-        const i32 probe = low + (threadIdx.x + 1) * step - 1;
-        i32 before[1] = {probe < high && !holds(probe)};
-        block_sums(before);
-        low = min_i32(low + before[0] * step, high), high = min_i32(high, low + step - 1);
+// Search by a block for the first of low .. high - 1 that satisfies a monotonic condition, or high.
+// In every turn, each thread tests one place.
+struct Search {
+    i32 low, high;
+    FN bool open() const { return low < high; }
+    FN i32 step() const { return (high - low + THREADS - 1) / THREADS; }
+    FN i32 probe() const { return low + ((i32)threadIdx.x + 1) * step() - 1; }
+    FN bool inside() const { return open() && probe() < high; }
+    // `before`: places tested in this turn that lie before the one searched for.
+    FN void narrow(i32 before) {
+        if (!open()) return;
+        const i32 size = step();
+        low = min_i32(low + before * size, high), high = min_i32(high, low + size - 1);
     }
-    return low;
+};
+// What a thread reads of a tile of ids: how its own compares with the one before, the first and the
+// last of the tile, and the first tests of two searches: for the beginning of the first one's
+// document, and for the end of the last one's.
+struct Near {
+    bool differs, descends;
+    i64 first, last;
+    i64 probes[2];
+};
+FN struct Near entries_near(const struct Lists &p, const struct Stretch &at,
+                            const struct Search &begin, const struct Search &end) {
+    const i32 last = p.n[at.side] - 1, token = min_i32(at.first + threadIdx.x, at.end - 1);
+    const i32 places[6] = {token, max_i32(token - 1, 0), at.first, at.end - 1,
+                           max_i32(min_i32(begin.probe(), last), 0), min_i32(end.probe(), last)};
+    i64 x[6];
+    entries_at(p, at.slot, at.batch, places, x);
+    return {x[0] != x[1], x[0] < x[1], x[2], x[3], {x[4], x[5]}};
+}
+// Beginning and end of documents: whichever search is open goes on.
+FN void search_ends(const struct Lists &p, const struct Stretch &at, struct Near &near,
+                    struct Search &begin, struct Search &end) {
+    const i32 last = p.n[at.side] - 1;
+    for (bool first = true; begin.open() || end.open(); first = false) {
+        if (!first) {
+            const i32 places[2] = {max_i32(min_i32(begin.probe(), last), 0),
+                                   min_i32(end.probe(), last)};
+            entries_at(p, at.slot, at.batch, places, near.probes);
+        }
+        i32 before[2] = {begin.inside() && near.probes[0] < near.first,
+                         end.inside() && near.probes[1] <= near.last};
+        block_sums(before);
+        begin.narrow(before[0]), end.narrow(before[1]);
+    }
 }
 
 // Processes a tile of ids; each thread has `kept` one of them. Records the keys that tiles begin
 // with if documents are packed, the number of documents that begin here, and whether ids descend.
 // Returns the end of the last key's document.
 FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
-                     const struct Ends &ends, i32 tile) {
+                     const struct Ends &ends, struct Near &near, i32 tile) {
     const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     bool descends = false;
@@ -71,16 +106,10 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
         begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
         end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
     } else {
-        if (token < at.end && token) {
-            const i64 id = entry(p, slot, at.batch, token), x = entry(p, slot, at.batch, token - 1);
-            begins = id != x, descends = id < x;
-        }
-        const i64 of_first = entry(p, slot, at.batch, at.first);
-        const i64 of_last = entry(p, slot, at.batch, at.end - 1);
-        begin = block_first(0, at.first,
-                            [&](i32 i) { return entry(p, slot, at.batch, i) >= of_first; });
-        end = block_first(at.end, n,
-                          [&](i32 i) { return entry(p, slot, at.batch, i) > of_last; });
+        if (token < at.end && token) begins = near.differs, descends = near.descends;
+        struct Search of_first = {0, at.first}, of_last = {at.end, n};
+        search_ends(p, at, near, of_first, of_last);
+        begin = of_first.low, end = of_last.low;
     }
     begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), n);
     i32 runs[1] = {begins};
@@ -112,8 +141,10 @@ struct Segments {
     i32 n, size;
     bool packed;
 
+    // Loads before it looks whether documents are packed, which other blocks say.
     FN struct Bits starts_at(i32 column) const {
-        if (packed) return bits_at(starts, column);
+        const struct Bits there = bits_at(starts, column);
+        if (packed) return there;
         return {{1}};
     }
     // The end of the document of a tile, or -n.
@@ -146,15 +177,25 @@ FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, i
     full &= (stop < 0 ? -stop : stop) - first >= keys.size && same(keys.own, bounds);
     if (meet(keys.own, bounds)) hand(2 * first + full);
 }
-// Passes on the words of the live tiles of candidate `i` of `words`, in ascending order: for a live
-// tile column, all tiles that begin there; and the tile that reaches into it from a dead column.
-// Some ids between the least and the greatest may be absent; such a tile stays, and its pairs are
-// tested.
+// A candidate, and its neighbours in the list of a line.
+struct Words {
+    i32 before, own, after;
+};
+FN struct Words words_at(const i32 *words, i32 count, i32 i) {
+    struct Words near = {-1, 0, 0};
+    if (i < count) {
+        near.own = words[i];
+        if (i) near.before = words[i - 1] >> 1;
+        if (i + 1 < count) near.after = words[i + 1];
+    }
+    return near;
+}
+// Passes on the words of the live tiles of a candidate, in ascending order: for a live tile column,
+// all tiles that begin there; and the tile that reaches into it from a dead column. Some ids
+// between the least and the greatest may be absent; such a tile stays, and its pairs are tested.
 template <class Hand>
-FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32 i,
-                   const Hand &hand) {
-    const i32 word = words[i], column = word >> 1;
-    const i32 before = i ? words[i - 1] >> 1 : -1, after = i + 1 < count ? words[i + 1] : 0;
+FN void hand_tiles(const struct Segments &keys, const struct Words &words, const Hand &hand) {
+    const i32 word = words.own, column = word >> 1, before = words.before, after = words.after;
     // Overlaps this load with that of the bounds
     const struct Bits starts = keys.starts_at(column);
     const int4 bounds = keys.bounds[column];
