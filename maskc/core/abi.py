@@ -105,6 +105,9 @@ SCORE_FIELDS: tuple[Field, ...] = (
 )
 """Members that follow FIELDS in `struct Attention` in sources with a score formula."""
 
+TABLES_LEFT = 32
+"""Flag of `score_pairs`: some gradients of tables are left to the launches after the main one."""
+
 DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
     Field("dropout_seed", "i64", "of all bits that are drawn"),

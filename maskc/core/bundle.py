@@ -261,6 +261,8 @@ class WorkList:
     invariant: bool = False
     """Whether the splits of a packed row depend only on its own tiles, which makes results
     batch-invariant."""
+    heads_first: bool = False
+    """Whether the same head of all sequences runs together: they may share a table of pairs."""
     heads: int = 0
     """Heads whose queries are the rows of a tile in the mode PACK_GQA; 0: in every other mode."""
 

@@ -323,7 +323,7 @@ class KernelSpec:
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_PAIR_ROWS": self.reads_pair_rows, "ADDS_PAIRS": self.adds_pairs,
-            "WITH_PAIR_TILES": self.copies_pair_tiles,
+            "WITH_PAIR_TILES": self.copies_pair_tiles, "WITH_PAIR_RING": self.rings_pair_tiles,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
             "E4M3_POOLS": self.converts,
@@ -409,17 +409,23 @@ class KernelSpec:
         )  # fmt: skip
 
     @property
+    def rings_pair_tiles(self) -> bool:
+        """Whether a warp of the producer copies tiles of that table to shared memory if it is in
+        storage precision."""
+        return (
+            self.reads_pair_rows and not self.thresholds and not self.by_documents
+            and self.schedule is not None and self.schedule.pair_slots > 0
+        )  # fmt: skip
+
+    @property
     def copies_pair_tiles(self) -> bool:
-        """Whether the kernel copies tiles of that table to shared memory if it is in storage
-        precision."""
+        """Whether warps that compute do."""
         schedule = self.schedule
         return (
-            self.reads_pair_rows
-            and not self.thresholds
-            and schedule is not None
-            and schedule.pair_bytes > 0
+            self.reads_pair_rows and not self.thresholds and not self.by_documents
+            and schedule is not None and schedule.pair_bytes > 0 and schedule.pair_slots == 0
             and schedule.has_room(schedule.pair_bytes, self.target)
-        )
+        )  # fmt: skip
 
     @property
     def adds_pairs(self) -> bool:

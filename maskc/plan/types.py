@@ -52,6 +52,9 @@ class Schedule:
     """fp32 workspace per query."""
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
+    pair_slots: int = 0
+    """Tiles of a table with an entry for each pair, in storage precision, for which shared memory
+    has room (sm_90a)."""
     data_rows: bool = True
     """Whether columns bounded by data are found as intervals instead of by testing pairs."""
 
@@ -74,7 +77,7 @@ class Schedule:
     @property
     def pair_bytes(self) -> int:
         """Shared memory of a tile of a table with an entry for each pair, in storage precision; 0
-        if the kernel has none (sm_90a)."""
+        if warps that compute do not copy any (sm_90a)."""
         return 0
 
     def has_room(self, size: int, target: Target) -> bool:

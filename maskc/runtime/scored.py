@@ -21,7 +21,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
-from maskc.core.abi import SCORE
+from maskc.core.abi import SCORE, TABLES_LEFT
 from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
 from maskc.core.captured import present
@@ -36,9 +36,10 @@ from maskc.core.errors import (
     ScoreTable,
     WrongDevice,
 )
+from maskc.core.problem import Direction
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.target import Target
-from maskc.core.tensors import HOST, Array, Device, contiguous, singles, torch_of
+from maskc.core.tensors import HOST, Array, Device, Output, contiguous, singles, torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.core.widths import plain_integer
 from maskc.dispatch.checks import place_of
@@ -68,8 +69,8 @@ _WIDE = {"int64", "uint32", "uint64"}
 """Integers that may not fit 32 bits."""
 _TENSOR_CORES = ("sm_80", "sm_90a")
 """Targets whose kernels read the table of pairs in storage precision too."""
-_HALVES, _TWOS, _EIGHTS, _ALONE = 1, 2, 4, 8
-"""Flags of `score_pairs`, see templates/common/gen/score.h.j2."""
+_HALVES, _TWOS, _EIGHTS, _ALONE, _HALF_GRADIENT = 1, 2, 4, 8, 16
+"""Flags of `score_pairs`, see templates/common/gen/score.h.j2. The next one is TABLES_LEFT."""
 _MOST_TEMPLATES = 256
 """Blocks that are kept to be used again."""
 _ALIGNED = 16
@@ -95,6 +96,8 @@ class _Gradient:
     pointer: int
     sums: tuple[Any, int]
     entries: int
+    halved: bool
+    """Whether it is in storage precision."""
 
 
 class _Remembered(NamedTuple):
@@ -153,6 +156,17 @@ class ScoreReader:
         """The table with an entry for each pair."""
         self._halves = dtype.value if target.name in _TENSOR_CORES and dtype.itemsize == 2 else ""
         """The dtype in which kernels read that table, apart from float32."""
+        backward = [u for u in bundle.units if Direction.backward in u.directions]
+        self._main_adds = (
+            self._pair is not None
+            and not bundle.parts
+            and all(
+                "#define ADDS_PAIRS 1" in unit.text
+                for unit in backward
+                if unit.target == target.name
+            )
+        )
+        """Whether the main launch of any backward pass adds the gradients of that table."""
         self.by_distance = S.shift(inputs.formula.logit) is not None
         """Whether the formula reads tables by the distance of key and query alone."""
         self._templates: dict[object, bytes] = {}
@@ -187,8 +201,9 @@ class ScoreReader:
         return str((self.inputs.names, dict(self.inputs.defaults), held))
 
     def opened(self, call: AttentionCall) -> OpenedCall:
-        """Open a call, see `CallBlock`. Gradients are fp32 in the shapes of the tables, in the
-        order in which the formula reads them.
+        """Open a call, see `CallBlock`. Gradients have the shapes of the tables, in the order in
+        which the formula reads them. They are fp32. The gradient of a bf16 table of pairs is bf16
+        if no two pairs share an entry.
 
         Raises:
             DataMissing: a table is missing (MC301).
@@ -381,13 +396,17 @@ class ScoreReader:
             raise BadOption(name, "an array, for its gradient", "a number", at=name)
         known = library(q, "q")
         lib, shape = LIBRARIES[type(known)], table.view.shape
-        entries = math.prod(shape)
-        made, pointer = zeros(lib, known, singles(*shape))
+        entries, alone = math.prod(shape), self._alone(name, shape, extents)
+        # Gradients of pairs have this precision before they are added.
+        halved = alone and self._main_adds and self._slots[name] == self._pair
+        halved = halved and table.view.dtype == "bfloat16" and torch_of(known) is not None
+        output = Output(shape, dtype="bfloat16") if halved else singles(*shape)
+        made, pointer = zeros(lib, known, output)
         exactly = deterministic or (self._target.language == "c" and entries <= _SUMS_ANYWAY)
         sums: tuple[Any, int] = (None, 0)
-        if exactly and not self._alone(name, shape, extents):
+        if exactly and not alone:
             sums = zeros(lib, known, singles(2 * _SUM_WORDS * entries))
-        return _Gradient(made, pointer, sums, entries)
+        return _Gradient(made, pointer, sums, entries, halved)
 
     def _diagonals(self, q: Any, extents: Mapping[str, int]) -> tuple[Any, int]:
         """Return zeros for sums by distance, if tables get gradients by distance only."""
@@ -483,7 +502,9 @@ class ScoreReader:
             block.score_sums[number] = gradient.sums[1]
             block.score_entries[number] = gradient.entries
             if slot == self._pair and self._alone(name, view.shape, extents):
-                block.score_pairs |= _ALONE
+                block.score_pairs |= _ALONE + _HALF_GRADIENT * gradient.halved
+            if not (slot == self._pair and self._main_adds) or gradient.sums[1]:
+                block.score_pairs |= TABLES_LEFT
 
     def _pairs(self, view: Array) -> int:
         """The flags that say how kernels read the table with an entry for each pair."""

@@ -55,6 +55,14 @@ attention_backward_few(const __grid_constant__ struct Attention p,
 }
 #endif
 
+#if WITH_PAIR_RING
+#if PAIR_RING
+#include "sm90a/lib/gather_copy.cuh"
+
+#include "sm90a/lib/pair_ring.cuh"
+
+#endif
+#endif
 #include "sm90a/lib/backward_scores.cuh"
 
 #include "sm90a/lib/backward_products.cuh"
@@ -92,6 +100,11 @@ struct Shared {
 #if !SPLIT_KEYS
     unsigned char weights[STAGES][PAIR_BYTES];
 #endif
+#if WITH_PAIR_RING
+#if PAIR_RING
+    struct PairRing pairs;
+#endif
+#endif
 #if STAGED
     float dq[TILE_FLOATS];
 #endif
@@ -127,8 +140,19 @@ struct Ring {
     FN void next() { steps++; }
 };
 
+#if WITH_PAIR_RING
+#if PAIR_RING
+FN struct PairRing &pair_ring() { return shared_memory().pairs; }
+
+#endif
+#endif
 FN void initialize(struct Shared &shared) {
     shared.holds = shared.settled = 0;
+#if WITH_PAIR_RING
+#if PAIR_RING
+    initialize(shared.pairs);
+#endif
+#endif
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
     barrier_init(shared.dq_added, 1);
@@ -151,6 +175,11 @@ FN void initialize(struct Shared &shared) {
 struct Step {
     i32 word;
     i32 row;  // index of the tile row
+#if WITH_PAIR_RING
+#if PAIR_RING
+    u32 number;  // of the step, among those of the block
+#endif
+#endif
 };
 
 #include "sm90a/lib/backward_load.cuh"
@@ -165,6 +194,14 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
     const i32 word = uniform(shared.word[at]);
     return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
 }
+#if WITH_PAIR_RING
+FN struct Step numbered(struct Step step, u32 number) {
+#if PAIR_RING
+    step.number = number;
+#endif
+    return step;
+}
+#endif
 // The thread's first key; its second one is 8 further on. Recomputed at each use to save a
 // register.
 FN i32 first_key(i32 tile, i32 group) {
@@ -176,6 +213,11 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
     const i32 key = first_key(tile, group);
+#if WITH_PAIR_RING
+#if PAIR_RING
+    return {place, query, key, own, steps_from(p, place.batch, query, key), step.number};
+#endif
+#endif
     return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
 
@@ -271,6 +313,18 @@ FN void add_step(struct Shared &shared, const struct Attention &p, const struct 
 }
 
 #endif
+#if ADDS_PAIRS
+#include "sm90a/lib/pair_sums.cuh"
+
+// Adds a step's tile of ds to the gradients of the table of pairs, if the call wants them.
+FN void add_pair_step(struct Shared &shared, const struct Attention &p, const struct Step &step,
+                      u32 at, i32 tile) {
+    if (!BFLOAT16) return;  // to_gradients has added them
+    add_pair_tile(shared.ds[at % DS_STAGES], p, place_of_row(p, step.row),
+                  (step.word & INDEX) * TILE_Q, tile * TILE_K);
+}
+
+#endif
 // The tile column that a block works on.
 struct Column {
     i32 tile, head, shared, steps;
@@ -299,7 +353,11 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     Pairs ds;
     QueryGradient dq;
     wait(shared.q_full[at], stage.phase());
+#if WITH_PAIR_RING
+    const struct Step step = numbered(step_in(shared, at, p), stage.steps);
+#else
     const struct Step step = step_in(shared, at, p);
+#endif
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
 #if WITH_SHIFTS
     StepShifts shifts;
@@ -361,12 +419,18 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
 #endif
+#if ADDS_PAIRS
+    add_pair_step(shared, p, step, at, column.tile);
+#endif
     products_wait<1>();
 #else
     begin_gradient<SLABS_V>(dv, tiles, TO_P + ds_stage(at), TO_DOUT + dout_stage(at), group);
     begin_gradient<SLABS>(dk, tiles, ds_stage(at), q_stage(at), group);
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
+#endif
+#if ADDS_PAIRS
+    add_pair_step(shared, p, step, at, column.tile);
 #endif
     products_wait<2>();
 #endif
@@ -473,6 +537,12 @@ attention_backward(const __grid_constant__ struct Attention p,
             if (elected()) add_dq_tiles(shared, p);
 #elif DETERMINISTIC
             if (elected()) await_turns(shared, p);
+#endif
+#if WITH_PAIR_RING
+#if PAIR_RING
+        } else if (warp == 0) {
+            copy_pairs(p);
+#endif
 #endif
         } else if (warp == 2) {
 #if ZEROES

@@ -10,6 +10,9 @@
 #include "sm90a/lib/pair_rows.cuh"
 
 #endif
+#if FORMULA_FAR
+#define NEAR_BY_ROWS !WITH_ENTMAX
+#endif
 #include "sm90a/lib/logit.cuh"
 
 #include "sm90a/lib/constants.cuh"
@@ -40,6 +43,14 @@
 #include "sm90a/lib/filter_rows.cuh"
 
 #endif
+#if WITH_PAIR_RING
+#if PAIR_RING
+#include "sm90a/lib/gather_copy.cuh"
+
+#include "sm90a/lib/pair_ring.cuh"
+
+#endif
+#endif
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
@@ -47,6 +58,11 @@ struct alignas(16) Row {
     // not kept in a register: part_of reads it from shared memory when the row is stored.
     i32 part;
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
+#if WITH_PAIR_RING
+#if PAIR_RING
+    struct PairPlace pairs;  // of the current tile's entries; in registers only
+#endif
+#endif
 };
 
 // Shared memory of a block. maskc/plan/families/sm90a.py plans its size.
@@ -54,6 +70,11 @@ struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][V_STAGE];
+#if WITH_PAIR_RING
+#if PAIR_RING
+    struct PairRing pairs;
+#endif
+#endif
 #if E4M3_POOLS
     unsigned char pool_k[STAGES][K_BYTES_IN_POOL];
     unsigned char pool_v[STAGES][V_BYTES_IN_POOL];
@@ -89,8 +110,19 @@ struct Shared {
 
 #include "sm90a/lib/ring.cuh"
 
+#if WITH_PAIR_RING
+#if PAIR_RING
+FN struct PairRing &pair_ring() { return shared_memory().pairs; }
+
+#endif
+#endif
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
+#if WITH_PAIR_RING
+#if PAIR_RING
+    initialize(shared.pairs);
+#endif
+#endif
 #if WITH_ENTMAX
     barrier_init(shared.decided, 4 * GROUPS + 1);
 #endif
@@ -182,6 +214,17 @@ struct Where {
     FN bool all_columns_inside(const struct Attention &p) const {
         return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
     }
+#if WITH_PAIR_RING
+#if PAIR_RING
+    FN struct PairPlace pairs() const { return row.pairs; }
+    // The entries of elements i to i + 7.
+    FN void load_pairs(u32 (&x)[4], u32 tile, int i) const {
+        const u32 lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 - 64;
+        load_matrices(x[0], x[1], x[2], x[3],
+                      pair_piece(tile, first + lane % 16, (u32)i / 4 + lane / 16));
+    }
+#endif
+#endif
     template <typename Kind>
     FN auto pair_rows(const struct Attention &p) const {
         return query_rows<Kind>(p, query_place, key_place, row.head, row.batch);
@@ -332,6 +375,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
 #endif
+#if WITH_PAIR_RING
+#if PAIR_RING
+    struct PairPlace pairs = {0, 0};
+    row.pairs = pairs;
+#endif
+#endif
     finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
     if (follows(next)) lay_pairs(p, row, query, next);
@@ -403,6 +452,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         multiply_scores(s, factors);
 #if WITH_SHIFTS
         add_shifts(s, stage.at, group);
+#endif
+#if WITH_PAIR_RING
+#if PAIR_RING
+        pairs.next();
+        row.pairs = pairs;
+#endif
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
@@ -483,6 +538,11 @@ attention_forward(const __grid_constant__ struct Attention p,
         else if (elected()) copy_tiles(pool_stages(shared), p, maps);
 #else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+#if WITH_PAIR_RING
+#if PAIR_RING
+        if (uniform(threadIdx.x / 32) == 1) copy_pairs(p);
+#endif
+#endif
 #if WITH_PAGES
         const i32 warp = threadIdx.x / 32;
         if (warp && warp < COPIERS && elected()) copy_share(shared, p, maps);

@@ -69,9 +69,10 @@ def test_other_formulas(score):
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("dim", [128, more(96), more(256)])
-def test_head_dimensions(dim):
-    judged(ADDED, mc.window(40), "contiguous", 130, 130, torch.bfloat16, dim)
+@pytest.mark.parametrize("dim", [32, 128, more(96), more(256)])
+@pytest.mark.parametrize("kind", ["contiguous", "shared"])
+def test_head_dimensions(dim, kind):
+    judged(ADDED, mc.window(40), kind, 130, 136, torch.bfloat16, dim)
 
 
 @pytest.mark.usefixtures("device")
@@ -81,10 +82,12 @@ def test_float16_tables_of_other_kernels():
 
 
 @pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("dim", [32, 64])
+@pytest.mark.parametrize("kind", ["contiguous", "shared"])
 @pytest.mark.parametrize("form", ["", "small"])
-def test_persistent_blocks(form):
-    """A block goes on to the next row, whose entries it cannot copy ahead."""
-    made = mc.causal().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
+def test_persistent_blocks(form, kind, dim):
+    """A block goes on to the next row; shared memory may still hold its entries."""
+    made = mc.causal().compile(dim, dtype="bfloat16", target="sm_90a", score=ADDED)
     units = tuple(
         replace(u, costs=(Cost(PERSISTENT, 1, 0, 0),)) if PERSISTENT in dict(u.modes) else u
         for u in made.bundle.units
@@ -92,8 +95,26 @@ def test_persistent_blocks(form):
     )
     bundle = replace(made.bundle, units=units)
     attn = CompiledMask(bundle, "sm_90a", held=made.held, inputs=ADDED.inputs)
-    judged(ADDED, mc.causal(), "contiguous", 200, 328, torch.bfloat16, attn=attn)
+    judged(ADDED, mc.causal(), kind, 200, 328, torch.bfloat16, dim, attn=attn)
     assert any(mode == PERSISTENT for _, mode, _ in attn.all_reports)
+
+
+@pytest.mark.usefixtures("device")
+def test_tiles_that_begin_with_documents():
+    """The first entry of such a tile is not aligned, and no copy begins there."""
+    attn = (mc.documents("doc") & mc.causal()).compile(
+        64, dtype="bfloat16", target="sm_90a", score=ADDED
+    )
+    assert any(unit.by_documents for unit in attn.bundle.units)
+    n, made = 304, torch.Generator().manual_seed(0)
+    doc = torch.bucketize(torch.arange(n), torch.tensor([37, 150, 211]), right=True).int()
+    x = torch.randn((1, 2, n, 64), generator=made).bfloat16()
+    bias = torch.randn((1, 2, n, n), generator=made).bfloat16()
+    out = attn(x, x, x, doc=doc[None], bias=bias)
+    live = (doc[:, None] == doc) & torch.ones(n, n).tril().bool()
+    s = (x.double() @ x.double().mT / 8 + bias.double()).masked_fill(~live, -torch.inf)
+    right = torch.softmax(s, -1) @ x.double()
+    assert (out.double() - right).norm() <= 0.006 * right.norm()
 
 
 @pytest.mark.usefixtures("device")

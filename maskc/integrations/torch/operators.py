@@ -68,7 +68,9 @@ def register(named: Callable[[str], Any]) -> None:
         names = {place: name for name, place in call.places().items()}
         wanted = tuple(names[x] for x in tables or ())
         args = (q, k, v, out, lse, dout, slopes, sinks, data or (), wanted)
-        return list(backward(reading(mask, captured), call, *args))
+        made = list(backward(reading(mask, captured), call, *args))
+        others = len(made) - len(wanted)
+        return [*made[:others], *(x.to(_wide(q)) for x in made[others:])]
 
     # Compilers must keep the strides they traced: the layout of results follows that of inputs.
     kept = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)

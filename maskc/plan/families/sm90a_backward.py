@@ -116,9 +116,10 @@ from dataclasses import dataclass, replace
 
 from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
-from maskc.plan.families.sm90a import SLAB
+from maskc.plan.families.sm90a import SLAB, has_pairs, pair_slots
 from maskc.plan.types import Schedule
 
 THREADS = 256
@@ -204,10 +205,14 @@ _UNEQUAL_TILES = {(192, 128): TileShape(64, 128)}
 _SMALL_TILE = TileShape(64, 64)
 _SMALL_BLOCKS = 2
 """Per multiprocessor."""
+_MORE_SMALL_BLOCKS = 3
+"""Likewise at head dimension 32 with a table of pairs."""
 
 
 def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
+    if has_pairs(problem) and problem.head_dim <= 64 and not thresholds:
+        return small_backward_schedule(problem)
     dims = problem.head_dim, problem.head_dim_v
     tile = _UNEQUAL_TILES.get(dims) or _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
@@ -222,13 +227,16 @@ def small_backward_schedule(problem: Problem, separate_dq: bool = True) -> Backw
         problem: dtypes and head dimensions.
         separate_dq: whether it has the mode SEPARATE_DQ.
     """
-    how = f"a consumer warpgroup and a producer, {_SMALL_BLOCKS} blocks per multiprocessor"
-    made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
+    blocks, registers = _SMALL_BLOCKS, (232, 24)
+    if has_pairs(problem) and problem.head_dim == 32:
+        blocks, registers = _MORE_SMALL_BLOCKS, (136, 24)
+    how = f"a consumer warpgroup and a producer, {blocks} blocks per multiprocessor"
+    made = _schedule(problem, _SMALL_TILE, 1, "keys", blocks, registers, how)
     if made.work is not None:
-        uneven = LONG_COLUMN // _SMALL_BLOCKS
-        work = replace(made.work, uneven_tiles=uneven, resident=_SMALL_BLOCKS)
+        uneven = LONG_COLUMN // blocks
+        work = replace(made.work, uneven_tiles=uneven, resident=blocks)
         made = replace(made, work=work)
-    if not separate_dq:
+    if not separate_dq or (has_pairs(problem) and problem.head_dim <= 64):
         return made
     tile, keep = made.tile, made.slabs > 1
     rows = 3 * tile.q * (1 if keep else 2)
@@ -277,15 +285,21 @@ def _schedule(
     parts_of_v = () if split == "keys" else _parts(slabs_v)
     rest = _shared(tile, slabs + slabs_v, ds_stages, split)
     of_mean = _mean_bytes(tile, slabs + slabs_v, warpgroups)
-    modes = _modes(
-        tile, rest, of_mean, dim if staged else 0, zeroes, warpgroups, blocks, thresholds,
-        _key_blocks(dim + dim_v, tile),
-    )  # fmt: skip
-    modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
-    room = max(
-        launch.shared_bytes
-        for _, mode in modes for launch in mode.launches if launch.entry == "attention_backward"
-    )  # fmt: skip
+    key_blocks = _key_blocks(dim + dim_v, tile)
+
+    def modes_with(more: int) -> tuple[tuple[str, Mode], ...]:
+        return _modes(
+            tile, rest + more, of_mean, dim if staged else 0, zeroes, warpgroups, blocks,
+            thresholds, key_blocks,
+        )  # fmt: skip
+
+    room = TARGETS["sm_90a"].shared_bytes_of(blocks) - _most_shared(modes_with(0))
+    slots = 0 if thresholds else pair_slots(problem, tile, room)
+    modes = tuple(
+        (name, with_tables(mode, problem, tile, THREADS))
+        for name, mode in modes_with(slots * 2 * tile.q * tile.k)
+    )
+    room = _most_shared(modes)
     queries = tile.q if split == "keys" else tile.q // 2
     return BackwardSchedule(
         tile,
@@ -294,10 +308,11 @@ def _schedule(
         stages=2,
         min_blocks=blocks,
         shared_bytes=room,
+        pair_slots=slots,
         mean_bytes=max(room, of_mean),
         registers=registers,
         slabs=slabs,
-        key_blocks=_key_blocks(dim + dim_v, tile),
+        key_blocks=key_blocks,
         warpgroups=warpgroups,
         split=split,
         shares=shares,
@@ -325,6 +340,14 @@ def _schedule(
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=dim + dim_v,
     )
+
+
+def _most_shared(modes: tuple[tuple[str, Mode], ...]) -> int:
+    """Return the shared memory that the main launch of any mode has."""
+    return max(
+        launch.shared_bytes
+        for _, mode in modes for launch in mode.launches if launch.entry == "attention_backward"
+    )  # fmt: skip
 
 
 def _parts(slabs: int) -> tuple[int, ...]:

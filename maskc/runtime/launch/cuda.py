@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.build import Binary
 from maskc.build.toolchain import gpus
-from maskc.core.abi import ATTENTION, Numbers, Pointers
+from maskc.core.abi import ATTENTION, SCORE, TABLES_LEFT, Numbers, Pointers
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice, not_imported
 from maskc.core.problem import Features
@@ -46,6 +46,9 @@ _LINE = 64
 _BLOCK = ctypes.sizeof(ATTENTION)
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """The offset at which tensor maps start behind the argument block."""
+_OF_TABLES = ("attention_backward_pairs", "attention_backward_tables")
+"""Launches that only add gradients of tables of a score formula."""
+_FLAGS, _SCORE_FLAGS = struct.Struct("i"), SCORE.score_pairs.offset
 _KEPT = 256
 """Sets of addresses whose arguments stay filled in, per plan and stream."""
 
@@ -140,6 +143,8 @@ class Memory:
         self.view[: len(template)] = template
         self.block = b""
         """The bytes behind `struct Attention`."""
+        self.steps: tuple[Step, ...] = ()
+        """The launches that the block needs, if there is one."""
 
     def fill(self, pointers: Pointers, maps: Maps | None) -> None:
         """Write what depends on where the tensors of a call lie.
@@ -203,6 +208,7 @@ class CudaKernel:
         self._functions: Mapping[str, Any] = (
             dict.fromkeys(shared) if binary is None else driver.load(binary.code, shared)
         )
+        self._of_tables = [f for name, f in self._functions.items() if name in _OF_TABLES]
         self.launch, self.capturing, self.usable = driver.launch, driver.capturing, driver.usable
         self._map_bytes = BYTES * len(unit.maps)
 
@@ -239,13 +245,21 @@ class CudaKernel:
             memory = self._filled(plan, sent, pointers)
         if sent.block is not memory.block:
             memory.view[_BLOCK : len(sent.template)] = memory.block = sent.block
+            memory.steps = self._needed(plan.steps, sent.block)
+        steps = memory.steps or plan.steps
         if numbers is None:
-            self.launch(plan.steps, stream, memory)
+            self.launch(steps, stream, memory)
         else:
             fill_numbers(memory.view, numbers)
-            self.launch(plan.steps, stream, memory)
+            self.launch(steps, stream, memory)
             fill_scale(memory.view, sent.template)
         sent.free[pointers] = memory
+
+    def _needed(self, steps: tuple[Step, ...], block: bytes) -> tuple[Step, ...]:
+        """Leave out launches for gradients of tables that a call with this block needs not."""
+        if not self._of_tables or _FLAGS.unpack_from(block, _SCORE_FLAGS)[0] & TABLES_LEFT:
+            return steps
+        return tuple(step for step in steps if not any(step.function is f for f in self._of_tables))
 
     def read(self, stream: int, address: int, count: int) -> np.ndarray | None:
         """Copy int32 words from the device, when everything before on the stream is done.

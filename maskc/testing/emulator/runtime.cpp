@@ -628,6 +628,7 @@ void bulk_wait(int pending) {
 
 void copy_async(u32 to, const void *from, u32 bytes, u32 given) {
     if (to % bytes || to + bytes > me->block->bytes) fail("a copy to %u", to);
+    if (given && (size_t)from % bytes) fail("a copy from %p", from);
     Block *block = me->block;
     me->copies.back().push_back([=] {
         if (given) memcpy(block->memory + to, from, given);

@@ -13,13 +13,17 @@ FN float near_logit(float x) {
     const unsigned near = (bits & 0x80000000) | (FAR + (beyond >> 7));
     return beyond < TOP - FAR ? __int_as_float((i32)near) : x;
 }
-// The logits of a tile; few tiles have any that are far from 0.
+// The logits of a tile; few tiles have any that are far from 0. Several maxima at a time: each
+// comparison of one chain would wait for the one before.
 template <int N>
 FN void near_logits(float (&x)[N]) {
-    bool far = false;
+    constexpr int CHAINS = N < 4 ? 1 : 4;
+    float most[CHAINS] = {};
 #pragma unroll
-    for (int i = 0; i < N; i++) far |= fabsf(x[i]) >= 0x1p20f;
-    if (!far) return;
+    for (int i = 0; i < N; i++) most[i % CHAINS] = fmaxf(most[i % CHAINS], fabsf(x[i]));
+#pragma unroll
+    for (int i = 1; i < CHAINS; i++) most[0] = fmaxf(most[0], most[i]);
+    if (!(most[0] >= 0x1p20f)) return;
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = near_logit(x[i]);
 }

@@ -47,6 +47,21 @@ struct Where {
     i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
+#if WITH_PAIR_RING
+#if PAIR_RING
+    u32 number;  // of the step
+    FN struct PairPlace pairs() const { return pair_place_of(number); }
+    // The entries of elements i to i + 7.
+    FN void load_pairs(u32 (&x)[4], u32 tile, int i) const {
+        const i32 group = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+        const i32 row = (SPLIT_KEYS ? 0 : QUERIES * group) + i / 4 * 8;
+        const i32 piece = key_of(group) / 8 + threadIdx.x % 128 / 32 * 2;
+        load_matrices_transposed(x[0], x[1], x[2], x[3],
+                                 pair_piece(tile, row + lane / 16 * 8 + lane % 8,
+                                            piece + lane / 8 % 2));
+    }
+#endif
+#endif
     FN void refresh(const struct Attention &) { make_opaque_steps(steps); }
     FN float distance(int i) const {
         return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
@@ -214,7 +229,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         }
     }
 #if ADDS_PAIRS
-    if (BFLOAT16) add_pairs(where.sums(p), ds, kept.p);
+    if (BFLOAT16 && SEPARATE_DQ) add_pairs(where.sums(p), ds, kept.p);
 #endif
 #if HEAD_GRADIENT
     fence_operand(ds);  // one after the other, because registers are short

@@ -10,7 +10,11 @@
 #define PACK_GQA 0  // pack_gqa: the query heads of a key/value head are rows of one tile
 #endif
 // Keep a warpgroup's q in registers, if the logits leave room for it.
+#if WITH_PAIR_RING
+#define KEEP_Q (ROOM_FOR_Q && PAIR_RING && !HAS_SLOPE)
+#else
 #define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
+#endif
 // When a step waits for the p v of the previous tile, and so frees the registers of p:
 // before the logits, if they need these registers (0); after the row maxima (1); or after half of
 // the exponentials (2). A later wait overlaps more work with the WGMMA.

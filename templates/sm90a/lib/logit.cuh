@@ -64,6 +64,14 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
 #if WITH_SCORE
 template <int N>
 FN void near_logits(float (&)[N]);
+// Forward passes limit logits when they know the maxima of rows, see softmax.cuh.
+#ifndef NEAR_BY_ROWS
+#define NEAR_BY_ROWS 0
+#endif
+template <int N>
+FN void limit_logits(float (&x)[N]) {
+    if (!NEAR_BY_ROWS) near_logits(x);
+}
 #if WITH_CAP
 FN float score_height(i32 head, i32 batch, const struct Attention &p);
 FN float score_rate(i32 head, i32 batch, const struct Attention &p);
@@ -83,7 +91,7 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         s[i] = score_logit_with(entry, s[i] * p.scale, where.query(p, i), where.key(p, i),
                                 where.q_minus_k(p, i), where.head(i), where.batch(), p);
     });
-    near_logits(s);
+    limit_logits(s);
     return;
 #endif
 #endif
@@ -104,7 +112,7 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #endif
     }
 #if WITH_SCORE
-    if (!CAPPED) near_logits(s);
+    if (!CAPPED) limit_logits(s);
 #endif
 #endif
 }

@@ -8,11 +8,17 @@
 #define PACK_GQA 0
 #endif
 #define PAIR_ROWS !PACK_GQA
-// The kernel copies tiles of the table to shared memory, see pair_tiles.cuh.
+// The kernel copies tiles of the table to shared memory: warps that compute (PAIR_TILES, see
+// pair_tiles.cuh), or a warp of the producer (PAIR_RING, see pair_ring.cuh).
 #if WITH_PAIR_TILES
 #define PAIR_TILES (PAIR_ROWS && !WITH_ENTMAX)
 #else
 #define PAIR_TILES 0
+#endif
+#if WITH_PAIR_RING
+#define PAIR_RING (PAIR_ROWS && !WITH_ENTMAX)
+#else
+#define PAIR_RING 0
 #endif
 
 #if PAIR_ROWS
@@ -52,12 +58,23 @@ FN bool lays_entries(const struct Attention &p);
 template <int N, typename Work>
 FN void each_laid_entry(const Work &work);
 #endif
+#if PAIR_RING
+FN bool copies_entries(const struct Attention &p);
+template <int N, typename Where, typename Work>
+FN void each_copied_entry(const Where &where, const Work &work);
+#endif
 // Calls `work` with every element of a thread and its entry, two neighbors one after the other.
 template <int N, typename Where, typename Work>
 FN void each_entry(const struct Attention &p, const Where &where, const Work &work) {
 #if PAIR_TILES
     if (lays_entries(p)) {
         each_laid_entry<N>(work);
+        return;
+    }
+#endif
+#if PAIR_RING
+    if (copies_entries(p)) {
+        each_copied_entry<N>(where, work);
         return;
     }
 #endif
@@ -116,31 +133,32 @@ FN Lines<Kind, false> key_rows(const struct Attention &p, i32 query, i32 key, i3
 #if ADDS_PAIRS
 // Gradients of entries, where rows are keys.
 struct PairSums {
-    float *column[2];  // at the first query; null if the call does not want them here
-    i64 step;          // from one query to the next
-    bool alone;
-    FN void add(float *to, float x) const {
-        if (alone) *to = x;
-        else atomicAdd(to, x);
+    float *from;     // of the head; null if the call does not want them here
+    i64 place[2];    // of the thread's keys, at its first query
+    i64 step;        // from one query to the next
+    i32 pairs;
+    FN void add(i64 place, float x) const {
+        if (pairs & HALF_GRADIENT) ((unsigned short *)from)[place] = (unsigned short)pack(x, 0.0f);
+        else if (pairs & ALONE_IN_ENTRY) from[place] = x;
+        else atomicAdd(from + place, x);
     }
 };
 FN struct PairSums pair_sums(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {
-    float *const from = pair_gradient(head, batch, p);
     const i64 step = gradient_key_step(p), down = gradient_row_step(p);
-    float *const first = from ? from + query * down + key * step : nullptr;
-    return {{first, first + 8 * step}, down, (p.score_pairs & ALONE_IN_ENTRY) != 0};
+    const i64 first = query * down + key * step;
+    return {pair_gradient(head, batch, p), {first, first + 8 * step}, down, p.score_pairs};
 }
 // Adds the gradients of elements 2 i and 2 i + 1. Pairs without weight may lie outside.
 FN void add_two(const struct PairSums &sums, int i, float2 two, u32 weights) {
-    if (!sums.column[0]) return;
-    float *const to = sums.column[i % 2] + i / 2 * 8 * sums.step;
-    if (weights & 0xffff) sums.add(to, two.x);
-    if (weights >> 16) sums.add(to + sums.step, two.y);
+    if (!sums.from) return;
+    const i64 place = sums.place[i % 2] + i / 2 * 8 * sums.step;
+    if (weights & 0xffff) sums.add(place, two.x);
+    if (weights >> 16) sums.add(place + sums.step, two.y);
 }
 // Adds gradients in storage precision, which need fewer registers than those in fp32.
 template <int N>
 FN void add_pairs(const struct PairSums &sums, const u32 (&gradients)[N], const u32 (&weights)[N]) {
-    if (!sums.column[0]) return;
+    if (!sums.from) return;
 #pragma unroll
     for (int i = 0; i < N; i++) add_two(sums, i, unpack(gradients[i]), weights[i]);
 }

@@ -3,23 +3,14 @@
 // loads take a thread's four bytes of each row at a time. Needs: ptx.cuh, gather_copy.cuh,
 // pair_rows.cuh. Gives: lays_entries, lay_entries, each_laid_entry.
 
-constexpr int PAIR_PIECES = TILE_K / 8;  // of 16 bytes, in a row of a tile
+#include "sm90a/lib/pair_pieces.cuh"
 
 FN u32 pair_tile() {
     __shared__ uint4 tiles[4 * GROUPS][16 * PAIR_PIECES];
     return shared_address(tiles[threadIdx.x / 32 - 4]);
 }
-// The pieces of eight rows at one place lie in different banks.
-FN u32 pair_piece(u32 tile, u32 row, u32 piece) {
-    return tile + 16 * (row * PAIR_PIECES + (piece ^ row % 8));
-}
 FN bool lays_entries(const struct Attention &p) { return p.score_pairs & EIGHTS; }
 
-// Copies up to 16 bytes from global to shared memory, and writes zeros behind them.
-FN void copy_bytes(u32 to, const void *from, i32 bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                 :: "r"(to), "l"(from), "r"(bytes) : "memory");
-}
 // Starts the copy of a warp's entries. `query` is the first row of the warp. Keys past the last one
 // become zeros.
 FN void lay_entries(const struct Attention &p, i32 query, i32 key, i32 head, i32 batch) {

@@ -32,8 +32,27 @@ FN void start(struct Softmax &x) {
     for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
 }
 
+#if FORMULA_FAR
+// NEAR_BY_ROWS: compresses the logits of a tile (score_far.cuh) if the maximum of a row is far from
+// 0, or almost. Otherwise logits that are far below have weight 0 whether they are compressed or
+// not. A maximum is compressed like the other logits, because their order stays.
+FN void near_rows(Scores &s, float (&peak)[2]) {
+    bool far = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        far |= (peak[r] >= 0x1p20f)
+             | ((peak[r] <= 256.0f - 0x1p20f) & (peak[r] > MINUS_INFINITY));
+    if (!far) return;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) s[i] = near_logit(s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) peak[r] = near_logit(peak[r]);
+}
+FN bool raise_tops(Scores &s, float unit, float stale, struct Softmax &x) {
+#else
 // Updates the row maxima. Returns whether they changed, so that the accumulators must be rescaled.
 FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) {
+#endif
     float peak[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -45,6 +64,9 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
             part[i % 4] = fmaxf(part[i % 4], fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
         peak[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     }
+#if FORMULA_FAR
+    if (NEAR_BY_ROWS) near_rows(s, peak);
+#endif
     const bool far = peak[0] > x.top[0] + stale || peak[1] > x.top[1] + stale;
     x.factor[0] = x.factor[1] = 1.0f;
     if (!__any_sync(0xffffffff, far)) return false;
