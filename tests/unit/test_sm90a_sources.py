@@ -473,7 +473,7 @@ def _check_memory(sources, direction):
             f'static_assert(sizeof(struct {where}Shared) > {size} - 1024, "too large");\n'
             for where, size in rooms.items()
         )
-        extended = replace(source, text=source.source + asked)
+        extended = replace(source, text=source.in_mode(name).source + asked)
         build(extended, features, source.directions, arch="compute_90a", mode=name)  # no ptxas
         assert max(rooms.values()) <= SM_90A.shared_memory
 
