@@ -45,7 +45,7 @@ TESTS = {
     "`topk` of single": "runtime_selecting::test_few_all_and_more_than_all "
                         "targets::test_chosen_keys *",
     "torch autograd": "torch_doors::test_gradients targets::test_in_one_graph * *",
-    "one sequence": "distributed_gloo::*",
+    "one sequence": "distributed_attention::*",
 }  # fmt: skip
 
 
