@@ -300,7 +300,7 @@ def rows(trees: dict[str, Tree], names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print, and write what has times; end with an error if a call has none."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--base", type=Path, help="another copy of the repository")
@@ -316,15 +316,20 @@ def main() -> None:
     if given.base is not None:
         trees["base"] = Tree(given.base.resolve())
     names = [name for name in CASES if given.cases in name]
-    found = []
+    timed, failed = [], 0
     for row in rows(trees, names):
-        found.append(row)
         print(" ".join(f"{key}={x}" for key, x in row.items()), flush=True)
+        if "us" not in row:
+            failed += 1
+            continue
+        timed.append(row)
         if given.output is not None:
             about = environment("cuda") | {"turns": _TURNS, "layers": _LAYERS, "keys": _KEYS}
-            given.output.write_text(json.dumps({"environment": about, "rows": found}, indent=1))
+            given.output.write_text(json.dumps({"environment": about, "rows": timed}, indent=1))
     for tree in trees.values():
         tree.close()
+    if failed:
+        raise SystemExit(f"{failed} of {failed + len(timed)} calls have no times")
 
 
 if __name__ == "__main__":

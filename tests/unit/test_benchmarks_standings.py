@@ -193,3 +193,10 @@ def test_results_are_written_and_added(tmp_path: Path, monkeypatch: pytest.Monke
     for _ in range(2):
         benchmarks(*words, "--into", many)
     assert {row["run"] for row in json.loads(many.read_text())["rows"]} == {1, 2}
+
+
+def test_committed_files_have_times():
+    for file in sorted((Path(suite.__file__).parent / "results").glob("*.json")):
+        report = json.loads(file.read_text())
+        rows = report["rows"] if isinstance(report, dict) and "rows" in report else [{}]
+        assert any("problem" not in row for row in rows), f"{file.name}: every case failed"
