@@ -38,12 +38,16 @@ def _normal(keep: Expr) -> Expr:
 
 
 def _dilated(node: Expr) -> Expr | None:
-    """Write distances with equal steps as a dilated window, which has programs for its residues."""
+    """Write distances with equal steps as a dilated window, which has programs for its residues.
+
+    The step is a constant of these programs. Two distances stay arguments of a program: any two
+    have one step, and other distances would build other programs.
+    """
     if not isinstance(node, E.Member) or not E.symbols(node.value) >= {"q", "k"}:
         return None
     ids = [low for low, high in node.ranges if low == high]
     steps = {after - before for before, after in pairwise(ids)}
-    if len(ids) < len(node.ranges) or len(steps) != 1:
+    if len(ids) < max(len(node.ranges), 3) or len(steps) != 1:
         return None
     first, last, (step,) = ids[0], ids[-1], steps
     residue = E.mod(E.sub(node.value, E.const(first)), step)

@@ -164,7 +164,7 @@ PAIRS = {
     "two slashes": (CAUSAL & mc.offsets([-9, 0, 9], align="start"),
                     mc.where(lambda q, k: (q == k) | (q - k == 9))),
     "slashes ahead": (
-        mc.offsets([-300, -200]), mc.dilated(0, 3, stride=100) - mc.offsets([0, -100]),
+        mc.offsets([-400, -300, -200]), mc.dilated(0, 4, stride=100) - mc.offsets([0, -100]),
     ),
     "slashes in two": (
         mc.dilated(2, 1, stride=7), mc.offsets([0, 14]) | mc.offsets([-7]) | mc.offsets([7]),
