@@ -42,13 +42,13 @@ demo: $(STAMP)
 # Runs cheap tests, and of the others those that reach most for their cost. tests/golden/later.txt names the rest;
 # `make cover` writes that list.
 test: $(STAMP)
-	@echo "The tests that answer soon: about 4,600 without PyTorch. 'make test-all' runs every test."
+	@echo "The tests that answer soon: about 4,900 without PyTorch. 'make test-all' runs every test."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),--soon $(ALL_CORES))
 
 # Runs everything that needs no GPU, on all cores, and prints why tests were skipped. `make matrix` runs the cases that
 # tests/golden/nightly.txt names.
 test-all: $(STAMP)
-	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 8,000 tests and fifteen"
+	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 8,000 tests and twelve"
 	@echo "minutes. Skipped tests are listed at the end, with what they need. 'make fast' takes a minute."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(ALL_CORES) -rs)
 

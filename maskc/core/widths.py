@@ -30,12 +30,12 @@ def plain_integer(value: Any) -> int | None:
     Booleans are refused. torch counts them among integers, so a boolean tensor of flags would
     otherwise pass for the ids 0 and 1.
     """
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
-        return None
     try:
-        return index(value)
+        number = index(value)
     except TypeError:
         return None
+    is_flag = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    return None if is_flag else number
 
 
 def is_list(array: str) -> bool:
