@@ -15,17 +15,15 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle
 from maskc.core.evaluator import evaluate
 from maskc.core.problem import Direction
-from maskc.core.target import TARGETS
 from maskc.layout import Chosen
 from maskc.layout.tiles.chosen_blocks import NONE
 from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
 from maskc.plan.explain import explain
 from maskc.plan.runs import run_length
 from tests.support.host_bits import HostBits
+from tests.support.sm90a_plans import HEADS, SM_90A, emitted, planned
 from tests.support.thorough import alternating, each, more
 
-SM_90A = TARGETS["sm_90a"]
-HEADS = 2
 SIZES = [(1, 1), (64, 65), (130, 128), (333, 777), (777, 333), (191, 500)]
 BY_DISTANCE = {
     "dilated": mc.dilated(7, 7, stride=5),
@@ -299,16 +297,6 @@ PAIRS = {
     "several formulas": mc.per_head([top(64, 16), mc.window(9)]),
     "too many intervals": mc.offsets(range(0, 70, 9)) | top(64, 16),
 }
-
-
-@cache
-def planned(mask: mc.Mask, dim: int = 128):
-    return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
-
-
-@cache
-def emitted(mask: mc.Mask, dim: int = 128):
-    return driver.emit_bundle(planned(mask, dim))
 
 
 def tables(mask: mc.Mask, n_q: int, n_kv: int, rng: np.random.Generator) -> dict[str, Chosen]:

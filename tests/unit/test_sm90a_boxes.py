@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from maskc.core.forms import GRID
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.sizes import Sizes
-from maskc.core.target import TARGETS
 from maskc.dispatch.tensor_maps import tensor
 from maskc.emit.module import module_files
 from maskc.layout.tiles.grid_tiles import box_layout
@@ -30,11 +28,10 @@ from maskc.plan.families.sm90a import grid_schedules
 from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from tests.support.host_bits import HostBits
 from tests.support.ledger import build
+from tests.support.sm90a_plans import HEADS, emitted, planned
 from tests.support.thorough import more, pairwise
 
-SM_90A = TARGETS["sm_90a"]
 FOLDER = Path(__file__).parents[2] / "patterns"
-HEADS = 2
 
 
 def pattern(name: str):
@@ -55,16 +52,6 @@ MASKS = {
         (260,),
     ),
 }
-
-
-@cache
-def planned(mask: mc.Mask, dim: int = 128):
-    return driver.plan_kernel(mask, driver.problem(dim, None, HEADS, "bfloat16"), SM_90A)
-
-
-@cache
-def emitted(mask: mc.Mask, dim: int = 128):
-    return driver.emit_bundle(planned(mask, dim))
 
 
 def in_boxes(bundle, direction: Direction):
