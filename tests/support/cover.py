@@ -283,7 +283,7 @@ def main() -> None:
     tests: dict[str, Measured] = {}
     for file in parser.parse_args().files:
         tests |= pickle.loads(file.read_bytes())
-    finders = (line.rpartition(" | ")[2].strip() for line in TABLE.read_text().splitlines())
+    finders = (line.rpartition("  |  ")[2] for line in TABLE.read_text().splitlines())
     nightly = implied(tests, frozenset(finders))
     in_ci = {name: test for name, test in tests.items() if name not in nightly}
     now = chosen(in_ci)
