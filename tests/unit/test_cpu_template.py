@@ -14,7 +14,7 @@ from maskc.core.library import standing_alone
 from maskc.core.problem import TileShape
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration
-from tests.support.cpu_harness import NUMPY, TEMPLATE, Call, shape, spec
+from tests.support.cpu_harness import NUMPY, TEMPLATE, Call, lists, shape, spec
 from tests.support.cpu_oracle import (
     BAND,
     BAND_ONLY,
@@ -59,9 +59,12 @@ def test_head_dimensions(dims: tuple[int, int]) -> None:
     check(*many(kernels(F32, *dims), (90, 130), batch=1))
 
 
-def test_largest_head_dimension_with_a_smaller_tile() -> None:
-    source = replace(kernels(F32, 576), tile=TileShape(32, 48))
-    check(*many(source, (70, 100), batch=1, heads=(4, 4)))
+@pytest.mark.parametrize(
+    ("tile", "dims"), [((32, 48), (576, 576)), ((128, 16), (128, 16))], ids=str
+)
+def test_tiles_of_unequal_sides(tile: tuple[int, int], dims: tuple[int, int]) -> None:
+    source = replace(kernels(F32, *dims), tile=TileShape(*tile))
+    check(*many(source, (150, 100), batch=1, heads=(4, 4)))
 
 
 @pytest.mark.parametrize("layout", ["bshd", "sliced"])
@@ -294,8 +297,14 @@ def corner(call_sinks: np.ndarray | None = None, *, queries: int, keys: int, n_k
 
 
 def test_unseen_poison_everywhere() -> None:
-    """All keys but the first 40 are NaN and in no pair; partial tiles, tails and dead tiles."""
+    """All keys but the first 40 are NaN and in no pair; partial tiles, tails and dead tiles. The
+    first tile leaves a maximum of 0 for half of the queries: what says so is not read as a mask."""
     call = corner(queries=130, keys=40, n_kv=200)
+    call.q[:, :, ::2] = 0
+    call._lists = lists([np.ones((130, 200), dtype=bool)], call.source.tile)
+    for tiles in (call._lists.row_tiles, call._lists.col_tiles):
+        tiles &= ~1
+    call.block = call._block()
     call.k[:, :, 40:] = np.nan
     call.v[:, :, 40:] = np.inf
     results = passes(call)

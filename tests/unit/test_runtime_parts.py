@@ -54,8 +54,10 @@ def always(monkeypatch):
     return made
 
 
-def mask_of(name: str, dtype="float32", dims=(32, 48)) -> CompiledMask:
-    whole = MASKS[name].compile(head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, target="cpu")
+def mask_of(name: str, dtype="float32", dims=(32, 48), tile=None) -> CompiledMask:
+    whole = MASKS[name].compile(
+        head_dim=dims[0], head_dim_v=dims[1], dtype=dtype, target="cpu", tile=tile
+    )
     return CompiledMask(whole.bundle, "cpu", in_parts=True)
 
 
@@ -79,12 +81,15 @@ def test_both_passes(path, name, extras, always):  # noqa: F811
     assert all(isinstance(plan, PartedPlan) for plan in always)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", more("float16")])
-def test_half_precision(dtype, always):
-    """Rounded once per part."""
-    name = "exponential"
-    mask = mask_of(name, dtype)
-    compare(mask, case(dtype=dtype), MASKS[name].dense(130, 150), 3e-2)
+@pytest.mark.parametrize(
+    ("dtype", "tile", "bound"),
+    [("bfloat16", None, 3e-2), more("float16", None, 3e-2), ("float32", (128, 16), 1e-5)],
+    ids=str,
+)
+def test_half_precision_and_other_tiles(dtype, tile, bound, always):
+    """Rounded once per part. Rows of an earlier part are as many as queries of a tile."""
+    mask = mask_of("exponential", dtype, tile=tile)
+    compare(mask, case(dtype=dtype), MASKS["exponential"].dense(130, 150), bound)
 
 
 def test_parameters_reach_the_parts(always):
