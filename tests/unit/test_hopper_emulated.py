@@ -239,7 +239,7 @@ def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
 
 
 @pytest.mark.parametrize(
-    ("dim", "mode"), [(64, "large"), more(64, "small"), more(128, "large"), more(256, None)]
+    ("dim", "mode"), [(64, "large"), (64, "small"), more(128, "large"), more(256, None)]
 )
 def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mode):
     """Pretend that three blocks are enough for that: random tiles, heads with tables of their

@@ -124,7 +124,7 @@ def test_they_have_no_backward_pass():
 
 @pytest.mark.parametrize(
     ("n_q", "n_kv", "heads", "dims"),
-    [more(1, 700, 128, (576, 512)), (5, 300, 8, (512, 512)), (3, 20, 8, (512, 512)),
+    [more(1, 700, 128, (576, 512)), (5, 300, 8, (576, 512)), (3, 20, 8, (512, 512)),
      (1, 130, 70, (264, 264))],
 )  # fmt: skip
 def test_heads_that_share_keys_are_rows_of_tiles(n_q, n_kv, heads, dims, hopper):

@@ -112,7 +112,7 @@ struct Warpgroup {
 struct Block {
     unsigned index = 0, live = 0, loads = 0;  // under way
     unsigned char *memory = nullptr;
-    size_t bytes = 0, taken = 0;
+    size_t bytes = 0, taken = 0;  // of memory; those that the launch and variables asked for
     std::map<int, unsigned char *> variables;
     std::vector<Fiber *> fibers;
     std::vector<Warp> warps;
@@ -149,7 +149,7 @@ static_assert(sizeof(State) == 8, "a barrier has 64 bits");
 constexpr unsigned ALIVE = 0x0b5;
 State &state(u32 at) {
     State &found = *(State *)(arena() + at);
-    if (at % 8 || at + 8 > me->block->bytes) fail("a barrier at %u", at);
+    if (at % 8 || at + 8 > me->block->taken) fail("a barrier at %u", at);
     if (found.alive != ALIVE) fail("a barrier at %u that nobody made", at);
     return found;
 }
@@ -422,7 +422,7 @@ void run_round() {
 }
 
 void at_address(u32 address, u32 bytes, const char *what) {
-    if (address % 16 || address + bytes > me->block->bytes)
+    if (address % 16 || address + bytes > me->block->taken)
         fail("%s at %u, %u bytes", what, address, bytes);
 }
 }  // namespace
@@ -541,7 +541,7 @@ void named_arrive(int name, int threads) {
 }
 
 void barrier_init(u32 barrier, u32 arrivals) {
-    if (barrier % 8 || barrier + 8 > me->block->bytes) fail("a barrier at %u", barrier);
+    if (barrier % 8 || barrier + 8 > me->block->taken) fail("a barrier at %u", barrier);
     State made = {};
     made.expected = made.pending = arrivals, made.alive = ALIVE;
     memcpy(arena() + barrier, &made, sizeof made);
@@ -627,7 +627,7 @@ void bulk_wait(int pending) {
 }
 
 void copy_async(u32 to, const void *from, u32 bytes, u32 given) {
-    if (to % bytes || to + bytes > me->block->bytes) fail("a copy to %u", to);
+    if (to % bytes || to + bytes > me->block->taken) fail("a copy to %u", to);
     if (given && (size_t)from % bytes) fail("a copy from %p", from);
     Block *block = me->block;
     me->copies.back().push_back([=] {
@@ -668,7 +668,7 @@ static u32 place_of(u32 l, int j, bool transposed, const u32 *rows) {
     return transposed ? rows[across] + 2 * along : rows[along] + 2 * across;
 }
 void matrices_load(u32 *const (&x)[4], u32 from, int count, bool transposed) {
-    if (from % 16 || from + 16 > me->block->bytes) fail("a matrix row at %u", from);
+    if (from % 16 || from + 16 > me->block->taken) fail("a matrix row at %u", from);
     Warp &own = warp();
     own.matrices.address[lane()] = from;
     std::copy(x, x + count, own.matrices.words[lane()]);
@@ -684,7 +684,7 @@ void matrices_load(u32 *const (&x)[4], u32 from, int count, bool transposed) {
     });
 }
 void matrices_store(u32 to, const u32 (&x)[4], int count, bool transposed) {
-    if (to % 16 || to + 16 > me->block->bytes) fail("a matrix row at %u", to);
+    if (to % 16 || to + 16 > me->block->taken) fail("a matrix row at %u", to);
     Warp &own = warp();
     own.matrices.address[lane()] = to;
     memcpy(own.matrices.a[lane()], x, sizeof x);
