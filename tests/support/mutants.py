@@ -279,7 +279,10 @@ def read_table() -> dict[str, str]:
 def write_table(table: dict[str, str]) -> None:
     known = {fault.key for fault in planted()}
     lines = [f"{key}  |  {found}" for key, found in sorted(table.items()) if key in known]
-    TABLE.write_text("".join(f"{line}\n" for line in lines))
+    with tempfile.NamedTemporaryFile("w", dir=TABLE.parent, delete=False) as whole:
+        whole.write("".join(f"{line}\n" for line in lines))
+    Path(whole.name).chmod(0o644)
+    Path(whole.name).replace(TABLE)  # whoever reads it meanwhile sees all lines
 
 
 # ------------------------------------------------------------------ one fault
