@@ -85,7 +85,8 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 
 
 PASTED = (
-    "tutorial.md", "howto.md", "language.md", "porting.md", "jax.md", "huggingface.md",
+    "tutorial.md", "howto.md", "language.md", "conversions.md", "decoding.md", "selection.md",
+    "score-formulas.md", "calls.md", "porting.md", "jax.md", "huggingface.md",
     "command-line.md", "serving.md", "scale-out.md", "simt.md",
 )  # fmt: skip
 FIRST = ("README.md", "docs/index.md")
