@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import sympy
 
@@ -25,7 +25,6 @@ from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import USUAL_HEADS, Candidate, choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask, selections
-
 
 _LABEL = 9
 """Columns of a label; text begins behind them."""

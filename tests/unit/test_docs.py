@@ -261,7 +261,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_public_name_has_a_place_in_the_reference() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    text = "\n".join(page.read_text() for page in pages).replace("dsl.combinators._Window", "window")
+    text = "\n".join(page.read_text() for page in pages).replace(
+        "dsl.combinators._Window", "window"
+    )
     for name in maskc.__all__:
         assert re.search(rf"\bmaskc\.(\w+\.)*{name}\b|`mc\.{name}`", text), name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -263,7 +264,7 @@ def test_a_narrow_terminal_wraps_the_same_words(name: str):
     narrow = narrowed(wide, 80)
     assert max(map(len, wide)) > 80 >= max(map(len, narrow))
     assert " ".join(narrow).split() == " ".join(wide).split()
-    for line, then in zip(narrow, narrow[1:], strict=False):  # no line ends early, except at a row
+    for line, then in pairwise(narrow):  # no line ends early, except at a row of a table
         if then.startswith(" " * 9) and "  " not in then.strip() and "program:" not in line:
             assert len(line) + 1 + len(then.split()[0]) > 80, line
     assert narrowed(wide, 100) == wide
