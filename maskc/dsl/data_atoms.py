@@ -60,8 +60,8 @@ def flags(
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
 
     Rows of a few flagged tokens among many keys, such as global tokens, are gathered into dense
-    tiles if the flags are on the host, or if they are on a GPU and come with `at_most`. Other flags
-    on a GPU make every tile live that contains one.
+    tiles. Flags on a GPU need `at_most` for this. Without it, every tile that contains a flag is
+    live.
 
     Args:
         name: the keyword under which calls pass the flags.
