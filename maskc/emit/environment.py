@@ -63,8 +63,11 @@ class _Bytecode(jinja2.BytecodeCache):
         part = place.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # a folder that nobody may write to
             place.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(bucket.bytecode_to_string())
-            part.replace(place)
+            try:
+                part.write_bytes(bucket.bytecode_to_string())
+                part.replace(place)
+            finally:
+                part.unlink(missing_ok=True)
 
 
 @cache
