@@ -186,8 +186,8 @@ def _hint(torch: Any, q: Any, k: Any) -> None:
 
 
 def _attention(
-    torch: Any, find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
-    score: Score | None = None, order: Order | None = None,
+    torch: Any, find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
+    data: dict[str, Any], score: Score | None = None, order: Order | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
     the mask; `torch` is what `torch_of` gives. Log-sum-exps are [B, H, N]."""

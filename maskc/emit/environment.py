@@ -46,7 +46,7 @@ class _Bytecode(jinja2.BytecodeCache):
         return cache_from_source(filename) if filename else ""
 
     def get_source_checksum(self, source: str) -> str:
-        """Return what bytecode depends on: the template, Jinja, and the settings in this file."""
+        """Return a digest of the template, the version of Jinja, and the settings in this file."""
         settings = f"{jinja2.__version__} {os.stat(__file__).st_mtime_ns}\n"
         return sha256((settings + source).encode()).hexdigest()
 

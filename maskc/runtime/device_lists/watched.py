@@ -50,7 +50,7 @@ def _open(given: Any, leaves: list[Any]) -> None:
 
 
 class _Form(NamedTuple):
-    """What calls have in common whose data differ in their arrays alone."""
+    """The common part of calls whose data differ in their arrays alone."""
 
     leaves: list[tuple[Library | None, object]]
     """For each leaf (library, layout) of an array, or (None, a plain value)."""
