@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from maskc import conventions
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, shown_by_overload
+from maskc.core.data import CONVENTIONS
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.recorders import refuse_proxy, unscripted
@@ -143,7 +144,7 @@ def attention(
     return attend(q, k, v, mask, options, data, score, of_others)
 
 
-_RESERVED = frozenset((*CallOptions._fields, *conventions.CONVENTIONS, "score"))
+_RESERVED = frozenset((*CallOptions._fields, *CONVENTIONS, "score"))
 """Keywords of `attention` that are no data."""
 
 
@@ -335,7 +336,7 @@ def _restricted(
 
 
 def _compiled(
-    mask: Mask, dim: int, dim_v: int, heads: int, dtype: Any, device: Device,
+    mask: Mask, dim: int, dim_v: int, heads: int, dtype: Any, device: Device, *,
     score: Score | None = None,
 ) -> CompiledMask:  # fmt: skip
     """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.

@@ -114,10 +114,12 @@ class Watched:
                 leaves.append((None, one))
             else:
                 return None
-        alone = held is None and len(arrays) == len(data) and len(leaves) == 2 * len(data)
-        named = zip(data.items(), leaves[len(data) :], strict=True) if alone else ()
-        return cls(_Form(leaves, [(name, type(x), *leaf) for (name, x), leaf in named]), arrays,
-                   state)  # fmt: skip
+        named: list[tuple[str, type, Library, object]] = []
+        if held is None and len(arrays) == len(data) and len(leaves) == 2 * len(data):
+            for name, (lib, expected) in zip(data, leaves[len(data) :], strict=True):
+                if lib is not None:
+                    named.append((name, type(data[name]), lib, expected))
+        return cls(_Form(leaves, named), arrays, state)
 
     def again(self, data: Data, held: Held | None) -> Watched | None:
         """Watch the data of a later call, if its arrays have the same layouts and its plain values
@@ -141,12 +143,12 @@ class Watched:
             leaves = _leaves(data, held)
             if len(leaves) != len(form.leaves):
                 return None
-            for one, (library, expected) in zip(leaves, form.leaves, strict=True):
-                if library is None:
+            for one, (lib, expected) in zip(leaves, form.leaves, strict=True):
+                if lib is None:
                     if expected is one or (type(expected) is type(one) and expected == one):
                         continue
                     return None
-                seen = library.watch(one) if LIBRARIES.get(type(one)) is library else None
+                seen = lib.watch(one) if LIBRARIES.get(type(one)) is lib else None
                 if seen is None or seen[2] != expected:
                     return None
                 arrays.append(weakref.ref(one))  # the same reference for the same array
