@@ -166,7 +166,7 @@ _PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
 With three warpgroups, too few registers are left for the entries: a pair bias for each sequence at
 2k takes 0.178 ms then (bf16, one H200)."""
 _RING_FORMS = (
-    _Form(2, 128, 3, (232, 40), keep_q=True), _Form(2, 64, 3, (104, 32), keep_q=True, blocks=2)
+    _Form(2, 128, 3, (232, 40), keep_q=True), _Form(2, 64, 3, (104, 32), blocks=2)
 )  # fmt: skip
 """Likewise at head dimension 32, by default and for short rows. A warp of the producer copies tiles
 of the table ahead, and q stays in registers. Rows of 384 keys with a table that 384 sequences share

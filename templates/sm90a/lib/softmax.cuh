@@ -25,11 +25,17 @@ struct Softmax {
     float top[2], sum[2];
     float base[2];    // addend of exponents: -top * unit, or 0 if nothing was visible; see base_of
     float factor[2];  // the last rescale factor of the output
+#if WITH_PAIR_RING
+    i32 settled;  // whether all tops of the warp are known and not far from 0
+#endif
 };
 
 FN void start(struct Softmax &x) {
 #pragma unroll
     for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
+#if WITH_PAIR_RING
+    x.settled = 0;
+#endif
 }
 
 #if FORMULA_FAR
@@ -80,6 +86,10 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
         x.base[r] = base_of(finite, unit);
         x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
     }
+#if WITH_PAIR_RING
+    const float most = fmaxf(fabsf(x.top[0]), fabsf(x.top[1]));
+    x.settled = uniform(__all_sync(0xffffffff, most < 0x1p19f));
+#endif
     return true;
 }
 
@@ -96,6 +106,32 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
     }
     x.sum[r] += even + odd;
 }
+
+#if WITH_PAIR_RING
+// Makes weights without the maxima of the tile, which cost an instruction for each score. The sum
+// of a row shows whether a score exceeds its top by STALE powers of two. Returns false if one may;
+// scores and sums are then as before.
+constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
+FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) {
+    if (!x.settled) return false;
+    float sum[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) {
+        const int r = i % 2;
+        const float even = fast_exp2(fmaf(s[2 * i], unit, x.base[r]));
+        const float odd = fast_exp2(fmaf(s[2 * i + 1], unit, x.base[r]));
+        sum[r][0] += even;
+        sum[r][1] += odd;
+        weights[i] = pack(even, odd);
+    }
+    const float more[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+    constexpr float MOST = 1 << (int)STALE;
+    if (__any_sync(0xffffffff, more[0] > MOST || more[1] > MOST)) return false;
+    x.sum[0] += more[0];
+    x.sum[1] += more[1];
+    return true;
+}
+#endif
 
 FN void rescale(Output &o, const struct Softmax &x) {
 #pragma unroll
