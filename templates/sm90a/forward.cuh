@@ -47,7 +47,7 @@
 #if PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
-constexpr int PAIR_COPIERS = 3;
+constexpr int PAIR_COPIERS = 2;
 #include "sm90a/lib/pair_ring.cuh"
 
 #endif
@@ -553,8 +553,8 @@ attention_forward(const __grid_constant__ struct Attention p,
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
 #if WITH_PAIR_RING
 #if PAIR_RING
-        const i32 warp = uniform(threadIdx.x / 32);
-        if (1 <= warp && warp <= PAIR_COPIERS) copy_pairs(p, warp - 1);
+        const i32 copier = uniform(threadIdx.x / 32) - 1;
+        if (0 <= copier && copier < PAIR_COPIERS) copy_pairs(p, copier);
 #endif
 #endif
 #if WITH_PAGES

@@ -51,7 +51,7 @@ def table(kind, n_q, n_kv, dtype, device):
     x = torch.randn(shape, generator=made).to(device, dtype)
     if kind == "turned":
         return x.mT
-    if kind == "steps":  # tiles come last first: rows rise by powers of two, or begin with dead keys
+    if kind == "steps":  # from the last tile to the first, rows rise, or begin with dead keys
         query = torch.arange(n_q)
         warp = query // 16 % 4
         x[:, :, warp == 1, : n_kv // 2] += 20

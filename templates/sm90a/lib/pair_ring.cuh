@@ -1,9 +1,9 @@
 // Ring of tiles of the table with an entry for each pair, in shared memory and storage precision.
-// The producer thread requests tiles, and PAIR_COPIERS further warps copy them. A tile that its slot still
-// holds is not copied again, because sequences may share a table. Consumer warps read 8 x 8
-// matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
-// gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS, PAIR_COPIERS. Gives: PairRing, copies_entries, ask_pairs,
-// copy_pairs, each_copied_entry. The includer defines pair_ring.
+// The producer thread requests tiles, and PAIR_COPIERS further warps copy them. A tile that its
+// slot still holds is not copied again, because sequences may share a table. Consumer warps read
+// 8 x 8 matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
+// gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS, PAIR_COPIERS. Gives: PairRing, copies_entries,
+// ask_pairs, copy_pairs, each_copied_entry. The includer defines pair_ring.
 
 #include "sm90a/lib/pair_pieces.cuh"
 
@@ -67,7 +67,8 @@ FN void copies_arrive(u64 &barrier) {
 FN void copy_pairs(const struct Attention &p, i32 copier) {
     if (!copies_entries(p)) return;
     constexpr int ROWS = 32 / PAIR_PIECES, COPIES = 8 / ROWS;  // all lanes copy ROWS at once
-    constexpr int TURN = 8 * PAIR_COPIERS, TURNS = (TILE_Q + TURN - 1) / TURN;
+    constexpr int TURN = 8 * PAIR_COPIERS;
+    static_assert(TILE_Q % TURN == 0, "all warps copy as many rows");
     struct PairRing &ring = pair_ring();
     const unsigned short **const tiles_held = ring.held[copier];
     const i32 lane = threadIdx.x % 32, piece = lane % PAIR_PIECES;
@@ -97,14 +98,12 @@ FN void copy_pairs(const struct Attention &p, i32 copier) {
             }
             if (rows >= TILE_Q && left >= TILE_K) {
 #pragma unroll
-                for (int i = 0; i < TURNS; i++) {
-                    if (i + 1 == TURNS && first + TURN * i >= TILE_Q) break;
+                for (int i = 0; i < TILE_Q; i += TURN)
 #pragma unroll
                     for (int j = 0; j < COPIES; j++) {
-                        copy_bytes(to[j] + PAIR_PIECES * 16 * TURN * i, source[j]);
+                        copy_bytes(to[j] + PAIR_PIECES * 16 * i, source[j]);
                         source[j] += TURN * down;
                     }
-                }
             } else {
                 const i32 bytes = 2 * max_i32(min_i32(left - 8 * piece, 8), 0);
 #pragma unroll 1

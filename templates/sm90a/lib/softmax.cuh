@@ -18,6 +18,11 @@ FN void negate(Scores &s) {
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
 
+#if WITH_PAIR_RING
+// Whether sums of weights show that tops need not rise: p v is done before weights are made.
+constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
+#endif
+
 // Online softmax of a thread's two rows. Exponentials are relative to `top`, the row maximum, which
 // is updated only when a score of the warp exceeds it by STALE powers of two. All threads of a quad
 // have the same tops; each lane has its own partial sums.
@@ -87,8 +92,10 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
         x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
     }
 #if WITH_PAIR_RING
-    const float most = fmaxf(fabsf(x.top[0]), fabsf(x.top[1]));
-    x.settled = uniform(__all_sync(0xffffffff, most < 0x1p19f));
+    if (SUMS_DECIDE) {
+        const float farthest = fmaxf(fabsf(x.top[0]), fabsf(x.top[1]));
+        x.settled = uniform(__all_sync(0xffffffff, farthest < 0x1p19f));
+    }
 #endif
     return true;
 }
@@ -108,10 +115,9 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
 }
 
 #if WITH_PAIR_RING
-// Makes weights without the maxima of the tile, which cost an instruction for each score. The sum
-// of a row shows whether a score exceeds its top by STALE powers of two. Returns false if one may;
-// scores and sums are then as before.
-constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
+// SUMS_DECIDE: makes the weights of a tile without its maxima, which cost an instruction for each
+// score. If no sum exceeds 2^STALE, no weight does. Otherwise, or before the tops are settled,
+// returns false; scores and sums are then as before.
 FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) {
     if (!x.settled) return false;
     float sum[2][2] = {};
