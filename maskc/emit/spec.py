@@ -414,7 +414,6 @@ class KernelSpec:
         storage precision."""
         return (
             self.reads_pair_rows and not self.thresholds and not self.by_documents
-            and not self.page_size  # whose warps copy shares of tiles of k and v
             and self.schedule is not None and self.schedule.pair_slots > 0
         )  # fmt: skip
 
