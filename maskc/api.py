@@ -12,7 +12,7 @@ from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, show
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.recorders import refuse_proxy, unscripted
-from maskc.core.score import Formula, Inputs
+from maskc.core.score import Formula, Inputs, by_length
 from maskc.core.source import outside
 from maskc.core.tensors import ORDERS, Order, layout_of, torch_of
 from maskc.dsl.mask import Mask
@@ -306,6 +306,12 @@ def _in_order(
     keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(of_q[2], of_k[2], masked, data)
+    if options.alibi_slopes is not None:
+        keywords.check_distances(to, of_q[2], of_k[2], "alibi_slopes")
+    if score is not None:
+        score = as_score(score)
+        if by_length(score.formula.logit):
+            keywords.check_distances(to, of_q[2], of_k[2], "score")
     return _attention(partial(_restricted, to), q, k, v, mask, options, data, score, order)
 
 
