@@ -18,7 +18,7 @@ import numpy as np
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import refuse_masked, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, flags, intervals
@@ -276,6 +276,7 @@ def _check_ends(name: str, ends: Any, tokens: int) -> None:
     torch = torch_of(ends)
     if torch is not None and torch.compiler.is_compiling():
         return
+    refuse_masked(ends, name)
     shape = tuple(ends.shape)
     if len(shape) != 1 or shape[0] == 0:
         raise DataShape(name, shape, "[documents + 1]", at=name)

@@ -34,7 +34,7 @@ from maskc.core.errors import (
     TargetNotBuilt,
 )
 from maskc.core.problem import Placed
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import refuse_masked, torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
@@ -926,6 +926,7 @@ class PagedPlan:
         Raises:
             BadPages: no integers, another rank, or another device.
         """
+        refuse_masked(x, name)
         torch = self._torch
         tensor = torch is not None and isinstance(x, torch.Tensor)
         if tensor and x.device != self._device:

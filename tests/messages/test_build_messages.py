@@ -394,6 +394,11 @@ TEXTS = {
         "MC442 mask  a mask is a set of pairs, not a function\n"
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function",
     ),
+    "MC444": (
+        lambda: mc.flags("kept").dense(3, kept=np.ma.masked_array([1, 1, 0], [0, 0, 1])),
+        "MC444 kept  kept is a masked array; masked entries: 1\n"
+        '    hint: x.filled(value) is an array; tokens that do not count belong to the mask: mc.flags("kept") keeps keys, called with kept=~x.mask',
+    ),
     "MC443": (
         lambda: narrowed("ids", np.zeros(3, np.int64)),
         "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
