@@ -277,6 +277,9 @@ def _by_convention(
     if getattr(q, "is_nested", False):  # refused, with what to do
         return _attention(_compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
+    if packed and layout == "bhsd":
+        wanted = "left out for packed tokens [tokens, heads, D]"
+        raise BadOption("layout", wanted, repr(keywords.layout), at="layout")
     swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
         finding = "a call whose tensors are [B, N, H, D]"

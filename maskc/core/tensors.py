@@ -271,7 +271,10 @@ def layout_of(layout: object) -> str:
         return layout
     name = layout_among(layout, LAYOUTS)
     if name is None:
-        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
+        hint = "b stands for sequences, h for heads, s or n for tokens, d for elements"
+        if layout == "thd":
+            hint = "packed tokens [tokens, heads, D] need no layout, but cu_seqlens_q="
+        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), hint, at="layout")
     return name
 
 

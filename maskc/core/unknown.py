@@ -22,8 +22,8 @@ _SOFTCAP = "softcap= bounds scores: softcap * tanh(score / softcap)"
 _WINDOW = "window_size=(keys before, keys behind), or the mask mc.window(left, right)"
 _CHOSEN = "leave it out: maskc chooses its kernels; maskc explain says which"
 _LENGTHS_KV = (
-    'mc.flags("kept") is the mask of keys that count, called with kept=arange(n) < lengths[:, None]; '
-    "mc.paged takes seq_lens_kv="
+    'mc.flags("kept") is the mask of keys that count, called with kept=arange(n) < lengths[:, None]'
+    "; mc.paged takes seq_lens_kv="
 )
 _LENGTHS_Q = 'mc.flags("kept", on="q") is the mask of queries that count, called with kept='
 _NATTEN = "mc.patterns.natten_1d, natten_2d and natten_3d are masks of tokens in row-major order"
@@ -78,7 +78,9 @@ _ELSEWHERE = {
     "p": "dropout_p= is the share of weights that are dropped",
     "pack_gqa": _CHOSEN,
     "page_table": _PAGES,
-    "position_ids": 'mc.causal(at=mc.positions(q="pq", k="pk")) compares positions, called with pq=, pk=',
+    "position_ids": (
+        'mc.causal(at=mc.positions(q="pq", k="pk")) compares positions, called with pq= and pk='
+    ),
     "query_seq_lengths": _LENGTHS_Q,
     "return_attn_probs": "return_lse=True also returns the log-sum-exp of each query",
     "return_aux": "return_lse=True also returns the log-sum-exp of each query",

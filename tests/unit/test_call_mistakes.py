@@ -593,7 +593,7 @@ MASKED: dict[str, Callable[[Callable[[np.ndarray], object]], object]] = {
 def test_masked_arrays_are_read_only_if_nothing_is_masked(place: str):
     """NumPy's other functions drop the mask of a masked array silently."""
     call = MASKED[place]
-    with pytest.raises(MaskedValues, match="is a masked array; masked entries: [0-9]"):
+    with pytest.raises(MaskedValues, match=r"is a masked array; masked entries: [0-9]"):
         call(masked)
     np.testing.assert_array_equal(call(np.ma.masked_array), call(np.asarray))
 

@@ -328,7 +328,10 @@ def test_contradictions_are_refused() -> None:
             {"cu_seqlens_q": one, "cu_seqlens_k_padded": one[1:]},
             "cu_seqlens_k_padded must be numpy",
         ),
-        ({"cu_seqlens_q": one, "cu_seqlens_k": one[1:]}, "cu_seqlens_k must be numpy integers"),
+        (
+            {"cu_seqlens_q": one, "cu_seqlens_k": one[1:]},
+            r"cu_seqlens_k must be numpy integers \[2\], .* found ndarray \[1\]",
+        ),
     ):
         with pytest.raises(BadOption, match=found):
             mc.attention(q, k, k, **options)
@@ -337,6 +340,13 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(BadOption, match="cu_seqlens must be left out"):
         mc.attention(q, q, q, mc.documents("cu_seqlens"), cu_seqlens_q=one,
                      cu_seqlens=one)  # fmt: skip
+    packed = {"cu_seqlens_q": one, "cu_seqlens_k": one}
+    for layout, found in (
+        ("bhsd", "left out for packed tokens"),
+        ("thd", "need no layout"),
+    ):
+        with pytest.raises(BadOption, match=found):
+            mc.attention(*3 * [draw(9, 2, 16)], layout=layout, **packed)
     with pytest.raises(NotAMask, match="found None"):
         mc.attention(q, k, k, is_causal=False, layout="bhsd")
     with pytest.raises(NotAMask, match="found ndarray of bool"):
