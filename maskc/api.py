@@ -103,7 +103,8 @@ def attention(
             Megatron's [N, B, H, D]. "n" may stand for "s".
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
-            is_causal and window_size count from the last tokens of each sequence.
+            is_causal and window_size count from the last tokens of each sequence; alibi_slopes, and
+            scores of distances p - k, are then refused.
         cu_seqlens_q_padded, cu_seqlens_k_padded: integers [sequences + 1], where each sequence
             begins if sequences are stored with padding behind them, as in TransformerEngine.
             Queries that are padding have out 0.

@@ -105,7 +105,7 @@ def cases() -> dict[str, Brought]:
         ),
         "zigzag of lengths that chunks do not divide": Brought(
             mc.causal() & mc.documents("doc"), zigzag([0, 25, 32, 90], 3),
-            causal & (odd[:, None] == odd), True, data={"doc": odd},
+            causal & (odd[:, None] == odd), False, data={"doc": odd},
         ),
         "chunks in another order, rows that move": Brought(
             mc.window(8, 8) | mc.global_tokens([3]),
