@@ -189,8 +189,8 @@ def test_matrices_of_other_kinds() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(BadMatrix, match=r"layout torch.sparse_coo[\s\S]*to_dense\(\)"):
         mc.from_bool(torch.from_numpy(TRIL).to_sparse())
-    for given in (TRIL.tolist(), TRIL.view(np.matrix), np.ma.masked_array(TRIL)):
-        np.testing.assert_array_equal(mc.from_bool(given).dense(N), TRIL)
+    for other in (TRIL.tolist(), TRIL.view(np.matrix), np.ma.masked_array(TRIL)):
+        np.testing.assert_array_equal(mc.from_bool(other).dense(N), TRIL)
 
 
 def test_modules_serve_all_lengths() -> None:
