@@ -215,9 +215,9 @@ def check_ends(name: str, ends: np.ndarray, length: int) -> None:
 
 
 def check_truths(name: str, array: np.ndarray) -> None:
-    """Check booleans, or integers in their place, of which only 0 is false.
+    """Check booleans, or integers in their place, where only 0 is false.
 
-    Integers of which none is positive and some are negative are a bias of 0 and -10000, or ~x of
+    Integers without a positive one, but with negative ones, are a bias of 0 and -10000, or ~x of
     other integers. Both mean the opposite.
 
     Raises:

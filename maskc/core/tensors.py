@@ -127,7 +127,7 @@ def refuse_masked(x: object, name: str, at: SourceLoc | str | None = None) -> No
     Raises:
         MaskedValues.
     """
-    if isinstance(x, np.ma.MaskedArray) and (masked := int(np.ma.count_masked(x))):
+    if isinstance(x, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(x).sum())):
         raise MaskedValues(name, masked, at=name if at is None else at)
 
 
