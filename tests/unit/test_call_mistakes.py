@@ -552,6 +552,16 @@ def masked(x: np.ndarray) -> np.ma.MaskedArray:
     return np.ma.masked_array(x, np.broadcast_to(HIDDEN, x.shape))
 
 
+def paged_step(page_table: np.ndarray) -> np.ndarray:
+    """A step of decoding from eight pages of one slot."""
+    attn = mc.paged(
+        mc.causal(), page_size=1, head_dim=16, n_heads=2, n_kv_heads=2, dtype="float32",
+        target="cpu",
+    )  # fmt: skip
+    pool = Q[0].swapaxes(0, 1)[:, None]
+    return attn.run(Q[0, :, :1].swapaxes(0, 1), pool, pool, attn.plan(page_table, 1, [8]))[0]
+
+
 MASKED: dict[str, Callable[[Callable[[np.ndarray], object]], object]] = {
     "k": lambda of: mc.attention(Q, of(Q.swapaxes(2, 3)).swapaxes(2, 3), Q, mc.causal()),
     "k of a compiled mask": lambda of: (
@@ -583,6 +593,7 @@ MASKED: dict[str, Callable[[Callable[[np.ndarray], object]], object]] = {
         *3 * [Q[0].swapaxes(0, 1)], cu_seqlens_q=of(np.array([0, 2, 3, 4, 5, 6, 7, 8])),
         cu_seqlens_k=of(np.array([0, 1, 3, 4, 5, 6, 7, 8])),
     ),
+    "page_table": lambda of: paged_step(of(np.arange(8)[None])),
     "startend_row_indices": lambda of: mc.from_flashmask(
         of(np.full((1, 1, 1, 8), 8, np.int32)).swapaxes(2, 3), causal=True
     ).dense(8),
