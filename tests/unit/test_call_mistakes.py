@@ -24,6 +24,7 @@ from maskc.core.errors import (
     MaskedValues,
     MixedLibraries,
     NotAMask,
+    NotAnArray,
     NotAnAttnMask,
     NotAScore,
     ReservedName,
@@ -607,6 +608,42 @@ def test_masked_arrays_are_read_only_if_nothing_is_masked(place: str):
     with pytest.raises(MaskedValues, match=r"is a masked array; masked entries: [0-9]"):
         call(masked)
     np.testing.assert_array_equal(call(np.ma.masked_array), call(np.asarray))
+
+
+def sparse(x: np.ndarray) -> object:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(x).to_sparse()
+
+
+UNREADABLE: dict[str, tuple[Callable[[], object], str]] = {
+    "sparse q": (lambda: mc.attention(*3 * [sparse(Q)], mc.full()), r"to_dense\(\)"),
+    "sparse doc": (lambda: documents(sparse(IDS)), r"to_dense\(\)"),
+    "sparse doc of a question": (
+        lambda: mc.documents("doc").dense(8, doc=sparse(IDS)), r"to_dense\(\)",
+    ),
+    "SciPy": (
+        lambda: documents(pytest.importorskip("scipy.sparse").csr_matrix(IDS[None])),
+        r"csr_matrix, not an array[\s\S]*toarray\(\)",
+    ),
+    "pandas": (
+        lambda: documents(pytest.importorskip("pandas").Series(["a"] * 8, dtype=object)),
+        r"Series of object, not an array[\s\S]*to_numpy\(\)",
+    ),
+    "ragged": (lambda: documents([[0] * 8, [1] * 7]), "rows of a list need one length"),
+    "nothing in a list": (lambda: documents([None] + [1] * 7), "its entries must be numbers"),
+    "generator": (lambda: documents(iter([0] * 8)), "list_iterator, not an array"),
+}  # fmt: skip
+
+
+def documents(ids: object) -> object:
+    return mc.attention(Q, Q, Q, mc.documents("doc"), doc=ids)
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_says_how_it_can(name: str):
+    call, hint = UNREADABLE[name]
+    with pytest.raises(NotAnArray, match=hint):
+        call()
 
 
 @pytest.mark.parametrize("place", ["attention", "dense", "layout", "block_table"])
