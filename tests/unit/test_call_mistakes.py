@@ -421,6 +421,12 @@ def test_dtypes_that_differ_speak_of_the_tensors(name: str):
                 call(**given)
             assert f"q is float32, and {name} is float16" in str(caught.value)
             assert "compile" not in str(caught.value)
+        wide = {"q": x, "k": x, "v": x} | {
+            other: x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+            for other in "qkv" if other != name
+        }  # fmt: skip
+        with pytest.raises(DTypesDiffer, match=f"q is float64, and {name} is float32"):
+            mc.attention(**wide, mask=mc.causal())
 
 
 def test_a_table_of_another_dtype_is_no_matter_of_compiling():
