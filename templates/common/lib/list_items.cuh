@@ -141,9 +141,9 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-// Writes a line's position, and its share of the work.
+// Writes a line's position, and its share of the work, if all lines are counted.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks) {
+                              const struct Ranks &ranks, bool counted) {
     const i32 side = at.side, tiles = p.tile_count[side];
     const i32 count = p.counts[side][at.list * tiles + at.tile];
     const bool items = p.work && side == p.work_side && !p.planned;
@@ -152,6 +152,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
     if (items && !p.part_tiles) add_ranks(p, at, ranks, count, sum);
     block_sums(sum);
     const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
+    if (!counted) return own;
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
     if (threadIdx.x == 0) {
         ptr[0] = own.first;

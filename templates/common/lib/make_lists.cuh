@@ -94,9 +94,10 @@ FN void write_marked(const struct Line &line, struct Marked marked, i32 *to) {
 #if SEVERAL
 constexpr i32 STASH = 1024;  // words of a line that a block keeps in shared memory while it waits
 
-// `words`: of the thread's first candidate.
-FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words) {
-    const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
+// `words`: of the thread's first candidate. `ready`: whether the data are read.
+FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words,
+                   bool ready) {
+    const struct Segments keys = segments_of(p, line.at.list, line.at.tile, ready);
     i32 count[1] = {0};
     for (i32 i = threadIdx.x; i < line.count;) {
         hand_tiles(keys, words, [&](i32) { count[0]++; });
@@ -108,8 +109,8 @@ FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words 
 }
 // Writes the first `room` words of a line, in order.
 FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words words, i32 *to,
-                    i32 room) {
-    const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
+                    i32 room, bool ready) {
+    const struct Segments keys = segments_of(p, line.at.list, line.at.tile, ready);
     for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
         const i32 i = turn + threadIdx.x;
         i32 at = 0, end = 0, all;
@@ -131,22 +132,35 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
 
 // ---------------------------------------------------------------- the launch
 
+// Blocks of lines take two turns. The first one comes before other blocks are done, with one
+// candidate, and its results are not used: it fetches the instructions of the second one while the
+// block has to wait.
+constexpr i32 TURNS = 2;
+
 FN void count_line(const struct Lists &p, const struct Place &at) {
-    const struct Line line = line_of(p, at);
+    struct Line line = line_of(p, at);
+    const i32 candidates = line.count;
 #if SEVERAL
     const struct Words words = words_at(line.words, line.count, threadIdx.x);
     const i32 word = words.own;
 #else
     const i32 word = word_at(line, threadIdx.x);
 #endif
-    wait_for(p, READ, p.reading_blocks);
+    i32 count = 0;
+#pragma unroll 1
+    for (i32 turn = 2 - TURNS; turn < 2; turn++) {
+        line.count = turn ? candidates : min_i32(candidates, 1);
+        if (turn) wait_for(p, READ, p.reading_blocks);
+#if SEVERAL
+        if (p.starts) {
+            count = count_tiles(p, line, words, turn);
+            continue;
+        }
+#endif
+        count = mark_tiles(p, line, word);
+    }
     if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
         tell_verdict(p, p.state[WRONG]);
-#if SEVERAL
-    const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line, word);
-#else
-    const i32 count = mark_tiles(p, line, word);
-#endif
     if (threadIdx.x == 0) {
         p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
         if (count && at.side == p.work_side && p.lists > p.group_lists)
@@ -158,32 +172,36 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 #endif
 }
 FN void list_line(const struct Lists &p, const struct Place &at) {
-    const struct Line line = line_of(p, at);
+    struct Line line = line_of(p, at);
+    const i32 candidates = line.count;
     const struct Ranks ranks = ranks_of(p, at);
+    struct Listing own;
+    struct Marked marked = {};
 #if SEVERAL
     __shared__ i32 stash[STASH];
     const struct Words words = words_at(line.words, line.count, threadIdx.x);
-    wait_for(p, READ, p.reading_blocks);
+#endif
+#pragma unroll 1
+    for (i32 turn = 2 - TURNS; turn < 2; turn++) {
+        line.count = turn ? candidates : min_i32(candidates, 1);
+#if SEVERAL
+        if (turn) wait_for(p, READ, p.reading_blocks);
+        if (p.starts) write_tiles(p, line, words, stash, STASH, turn);
+#endif
+        if (turn) wait_for(p, COUNTED, p.lines);
+        // Loaded before the sums of counts, so that the block waits once for both
+        if (!p.starts) marked = marked_at(line, threadIdx.x / 32);
+        own = write_items(p, at, ranks, turn);
+    }
+    i32 *const to = p.tiles[at.side] + own.first;
+#if SEVERAL
+    if (p.starts && own.count > STASH) return write_tiles(p, line, words, to, own.count, true);
     if (p.starts) {
-        i32 *to = stash, room = STASH;
-#pragma unroll 1  // the second turn is for lines that do not fit the stash
-        for (;;) {
-            write_tiles(p, line, words, to, room);
-            if (to != stash) return;
-            wait_for(p, COUNTED, p.lines);
-            const struct Listing own = write_items(p, at, ranks);
-            to = p.tiles[at.side] + own.first, room = own.count;
-            if (room > STASH) continue;
-            for (i32 i = threadIdx.x; i < room; i += THREADS) to[i] = stash[i];
-            return;
-        }
+        for (i32 i = threadIdx.x; i < own.count; i += THREADS) to[i] = stash[i];
+        return;
     }
 #endif
-    wait_for(p, COUNTED, p.lines);
-    // Loaded before the sums of counts, so that the block waits once for both
-    const struct Marked marked = marked_at(line, threadIdx.x / 32);
-    const struct Listing own = write_items(p, at, ranks);
-    write_marked(line, marked, p.tiles[at.side] + own.first);
+    write_marked(line, marked, to);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
