@@ -24,12 +24,12 @@ from maskc.layout import (
 from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
 from maskc.runtime.device_lists.data_given import Given
-from maskc.plan.list_making import THREADS
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
-WARPS = THREADS // 32
 _READING_BLOCKS = 512
-"""Blocks that read data, about, from which on their warps read several tiles each."""
+"""Blocks that read data, about, from which on they read more than the fewest tiles."""
+_FEWEST_TILES = 4
+"""Tiles that a block reads at least: one for each warp."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -161,8 +161,8 @@ class Making:
 
     @property
     def reading_tiles(self) -> int:
-        """Tiles for which one warp reads the data: one, or more if there are very many tiles."""
-        return max(1, min(READ_TILES, self.first_tiles[-1] // (_READING_BLOCKS * WARPS)))
+        """Tiles for which one block reads the data: the fewest, or more if there are very many."""
+        return max(_FEWEST_TILES, min(READ_TILES, self.first_tiles[-1] // _READING_BLOCKS))
 
     @property
     def first_blocks(self) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class Making:
         blocks = []
         for slot, side, _ in self.readings:
             batches, *_ = shape = self.given.sources[slot].shape
-            shares = -(-batches * self.tiles[side] // (WARPS * self.reading_tiles))
+            shares = -(-batches * self.tiles[side] // self.reading_tiles)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 

@@ -65,12 +65,12 @@ FN bool read_tile(const struct Lists &p, const struct Reading &own, i32 number) 
         ((int4 *)p.bounds)[p.first_tile[own.number] + number] = make_int4(low, high, 0, last);
     return wrong;
 }
-// Reads the tiles of a block, some for each warp.
+// Reads the tiles of a block, some by each warp.
 FN bool read_tiles(const struct Lists &p, const struct Reading &own, i32 block) {
-    const i32 tiles = p.batches[own.slot] * p.tile_count[own.side];
-    i32 number = (block * (THREADS / 32) + (i32)threadIdx.x / 32) * p.reading_tiles;
+    const i32 tiles = p.batches[own.slot] * p.tile_count[own.side], first = block * p.reading_tiles;
+    const i32 end = min_i32(first + p.reading_tiles, tiles);
     bool wrong = false;
-    for (const i32 end = min_i32(number + p.reading_tiles, tiles); number < end; number++)
+    for (i32 number = first + threadIdx.x / 32; number < end; number += THREADS / 32)
         wrong |= read_tile(p, own, number);
     return wrong;
 }
