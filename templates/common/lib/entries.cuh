@@ -61,17 +61,24 @@ FN struct Ends ends_of(const struct Lists &p, const struct Stretch &at) {
     const i32 ends = p.ends[at.slot];
     const i64 tokens = p.columns[at.slot], most = p.most[at.slot];
     struct Ends sum = {0, 0, 0, 0, ~p.n[at.side], false};
-#pragma unroll 4
-    for (i32 i = threadIdx.x % 32; i < ends; i += 32) {
-        const i32 places[2] = {i, min_i32(i + 1, ends - 1)};
-        i64 x[2];
+#pragma unroll 1
+    for (i32 own = OWN * ((i32)threadIdx.x % 32); own < ends; own += 32 * OWN) {
+        i32 places[OWN + 1];
+        i64 x[OWN + 1];
+#pragma unroll
+        for (i32 i = 0; i <= OWN; i++) places[i] = min_i32(own + i, ends - 1);
         entries_at(p, at.slot, at.batch, places, x);
-        const bool has_next = i + 1 < ends;
-        sum.wrong |= x[0] > (has_next ? x[1] : tokens) || (has_next && x[1] - x[0] > most) ||
-                     (i == 0 && x[0] != 0);
-        sum.before += x[0] < at.first, sum.first += x[0] <= at.first, sum.last += x[0] < at.end;
-        if (x[0] <= at.first) sum.begin = max_i32(sum.begin, (i32)x[0]);
-        if (x[0] >= at.end) sum.end = max_i32(sum.end, ~(i32)x[0]);
+#pragma unroll
+        for (i32 i = 0; i < OWN; i++) {
+            if (own + i >= ends) break;
+            const bool has_next = own + i + 1 < ends;
+            sum.wrong |= x[i] > (has_next ? x[i + 1] : tokens) ||
+                         (has_next && x[i + 1] - x[i] > most) || (own + i == 0 && x[i] != 0);
+            sum.before += x[i] < at.first, sum.first += x[i] <= at.first;
+            sum.last += x[i] < at.end;
+            if (x[i] <= at.first) sum.begin = max_i32(sum.begin, (i32)x[i]);
+            if (x[i] >= at.end) sum.end = max_i32(sum.end, ~(i32)x[i]);
+        }
     }
     return {warp_sum(sum.before), warp_sum(sum.first), warp_sum(sum.last),
             warp_max(sum.begin), ~warp_max(sum.end), sum.wrong};

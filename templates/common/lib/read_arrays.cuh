@@ -22,15 +22,15 @@ FN bool read_tile(const struct Lists &p, const struct Reading &own, i32 number) 
     i32 *const to = p.array[slot] + batch * p.array_batch[slot];
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     struct Ends ends = {};
-#if SEVERAL
-    struct Near near = {};  // loaded here, so that only one wait follows
-    if (p.starts && !cumulative) near = entries_near(p, at);
-#endif
     if (cumulative) ends = ends_of(p, at);
     bool wrong = ends.wrong;
     i32 low = 0x7fffffff, high = -low - 1;
 #if SEVERAL
-    struct Runs runs = {cumulative ? document_of(p, at, ends.before) : near.before};
+    const i32 before[1] = {max_i32(first - 1, 0)};
+    i64 document[1] = {};
+    if (cumulative) document[0] = document_of(p, at, ends.before);
+    else if (p.starts) entries_at(p, slot, batch, before, document);
+    struct Runs runs = {(i32)document[0]};
 #endif
 #pragma unroll 1
     for (i32 turn = first; turn < stop; turn += 32 * OWN) {
@@ -59,7 +59,7 @@ FN bool read_tile(const struct Lists &p, const struct Reading &own, i32 number) 
     low = ~warp_max(~low), high = warp_max(high);
     i32 last = 0;
 #if SEVERAL
-    if (p.starts) last = note_segments(p, at, ends, {low, high}, near, runs, tile);
+    if (p.starts) last = note_segments(p, at, ends, {low, high}, runs, tile);
 #endif
     if (threadIdx.x % 32 == 0)
         ((int4 *)p.bounds)[p.first_tile[own.number] + number] = make_int4(low, high, 0, last);

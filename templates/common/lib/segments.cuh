@@ -42,7 +42,8 @@ struct Search {
     FN i32 step() const { return (high - low + 32 * OWN - 1) / (32 * OWN); }
     FN i32 probe(i32 i) const { return low + (token_at(0, i) + 1) * step() - 1; }
     // Goes on after a turn; `x`: entries at the lane's places, which end past the last token.
-    FN void narrow(const i32 *x, i64 value) {
+    FN void narrow(const i64 *x, i64 value) {
+        if (!open()) return;
         i32 before = 0;
 #pragma unroll
         for (i32 i = 0; i < OWN; i++) before += probe(i) < high && x[i] < value;
@@ -50,33 +51,24 @@ struct Search {
         low = min_i32(low + warp_sum(before) * size, high), high = min_i32(high, low + size - 1);
     }
 };
-// What a lane reads near a tile of ids: the one before the tile, and the first tests of two
-// searches: for the beginning of the first one's document, and for the end of the last one's.
-struct Near {
-    i32 before;
-    struct Search begin, end;
-    i32 probes[2 * OWN];
-};
-FN void read_probes(const struct Lists &p, const struct Stretch &at, struct Near &near) {
+// Beginning and end of the documents of the first and of the last key of a tile of ids.
+FN void search_ends(const struct Lists &p, const struct Stretch &at, const struct Span &ids,
+                    i32 &first, i32 &end) {
     const i32 last = p.n[at.side] - 1;
-    i32 places[2 * OWN];
+    struct Search low = {0, at.first}, high = {at.end, p.n[at.side]};
+#pragma unroll 1
+    while (low.open() || high.open()) {
+        i32 places[2 * OWN];
+        i64 x[2 * OWN];
 #pragma unroll
-    for (i32 i = 0; i < OWN; i++) {
-        places[i] = max_i32(min_i32(near.begin.probe(i), last), 0);
-        places[OWN + i] = min_i32(near.end.probe(i), last);
+        for (i32 i = 0; i < OWN; i++) {
+            places[i] = max_i32(min_i32(low.probe(i), last), 0);
+            places[OWN + i] = min_i32(high.probe(i), last);
+        }
+        entries_at(p, at.slot, at.batch, places, x);
+        low.narrow(x, ids.low), high.narrow(x + OWN, ids.high + 1);
     }
-    i64 x[2 * OWN];
-    entries_at(p, at.slot, at.batch, places, x);
-#pragma unroll
-    for (i32 i = 0; i < 2 * OWN; i++) near.probes[i] = (i32)x[i];
-}
-FN struct Near entries_near(const struct Lists &p, const struct Stretch &at) {
-    const i32 before[1] = {max_i32(at.first - 1, 0)};
-    i64 x[1];
-    entries_at(p, at.slot, at.batch, before, x);
-    struct Near near = {(i32)x[0], {0, at.first}, {at.end, p.n[at.side]}};
-    if (at.side) read_probes(p, at, near);
-    return near;
+    first = low.low, end = high.low;
 }
 // Runs of equal documents in a stretch: the document before, whether documents descend, and one bit
 // for each of the first 128 tokens that begins a run.
@@ -102,22 +94,13 @@ FN void note_runs(const struct Stretch &at, i32 turn, const i32 (&kept)[OWN], st
 // Records the keys that tiles begin with if documents are packed, the number of documents that
 // begin in a tile, and whether ids descend. Returns the end of the last key's document.
 FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const struct Ends &ends,
-                     const struct Span &ids, struct Near &near, const struct Runs &runs,
-                     i32 tile) {
+                     const struct Span &ids, const struct Runs &runs, i32 tile) {
     i32 *const list = of_list(p, at.batch);
     const bool first_lane = threadIdx.x % 32 == 0;
     if (__any_sync(ALL, runs.descends) && first_lane) atomicOr(list + DESCENDS + at.side, 1);
     if (at.side == 0) return 0;
     i32 begin = ends.begin, end = ends.end;  // the documents of the first and of the last key
-    if (p.rule[at.slot] != CUMULATIVE) {
-        for (;;) {
-            near.begin.narrow(near.probes, ids.low);
-            near.end.narrow(near.probes + OWN, ids.high + 1);
-            if (!near.begin.open() && !near.end.open()) break;
-            read_probes(p, at, near);
-        }
-        begin = near.begin.low, end = near.end.low;
-    }
+    if (p.rule[at.slot] != CUMULATIVE) search_ends(p, at, ids, begin, end);
     begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), p.n[1]);
     if (!first_lane) return end;
     struct Bits bits = runs.begins;
