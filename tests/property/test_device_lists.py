@@ -72,9 +72,9 @@ def passes():
         patch.setattr(ListsPlan, "enqueue", remember)
         patch.setattr(CudaKernel, "run", lambda *_: None)
 
-        def made(attn, n_q, batch, data, backward=False, **options) -> Made:
+        def made(attn, n_q, batch, data, backward=False, n_kv=N, **options) -> Made:
             q = torch.zeros(batch, HEADS, n_q, 64, dtype=torch.bfloat16)
-            k = torch.zeros(batch, HEADS // 2, N, 64, dtype=torch.bfloat16)
+            k = torch.zeros(batch, HEADS // 2, n_kv, 64, dtype=torch.bfloat16)
             out, lse = attn(q, k, k, return_lse=True, **data)
             if backward:
                 attn.backward(q, k, k, out, lse, q, **options, **data)
@@ -208,14 +208,19 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         of_k = of_q = [ids(rng, longest) for _ in range(batch)]
         data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
     made = passes(attention(mask, interleaved), N, batch, {"x": data})
-    tile = TileShape(*made.numbers.tile)
-    assert not interleaved or tile.q == FEWER_QUERIES
+    assert not interleaved or made.numbers.tile[0] == FEWER_QUERIES
+    check_documents(made, mask, of_q, of_k)
+
+
+def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndarray]) -> None:
+    """Compare the lists of documents of one or several sequences with the host's."""
+    tile, n, batch = TileShape(*made.numbers.tile), len(of_k[0]), len(of_k)
     variant = mask.compile(head_dim=64, target="cpu").bundle
     keep = beside_documents(variant.variants[0].keep, variant.data)
-    layout = build(LayoutRecipe(tile, keep, None), N, N, {}, {})
+    layout = build(LayoutRecipe(tile, keep, None), n, n, {}, {})
     lines = made.counts_and_words(0)
     assert len(lines) == made.numbers.lists == batch
-    stops = words(made.places["array2"], batch, N)
+    stops = words(made.places["array2"], batch, n)
     for own, found, q, k in zip(lines, stops, of_q, of_k, strict=True):
         want = document_lists(layout, q.astype(np.int32), k.astype(np.int32))
         rows = pairwise(want.row_ptr)
@@ -224,3 +229,12 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         assert (found[begins] == want.stops[begins]).all()
     assert made.items().tolist() == wanted_items(made)
     assert made.at_rest()
+
+
+@pytest.mark.parametrize("first", [100, 9000])
+def test_documents_that_take_several_turns_to_find(passes, first):
+    """A warp tests 128 places a turn. The two ends of a document take different numbers of turns."""
+    n, mask = 17000, mc.documents("x") & mc.window(90, 20)
+    documents = np.searchsorted([first, first + 40, n - 5], np.arange(n), "right").astype(np.int32)
+    made = passes(attention(mask, False), n, 1, {"x": torch.tensor(documents[None])}, n_kv=n)
+    check_documents(made, mask, [documents], [documents])
