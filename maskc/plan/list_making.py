@@ -6,10 +6,10 @@ wait for blocks with a lower index, so these steps need no separate launches.
 
 from __future__ import annotations
 
+from maskc.core.abi import LIST_THREADS
 from maskc.core.bundle import Grid, Launch
 
-THREADS = 128
-"""The threads of a block: one for every key of a tile."""
+THREADS = LIST_THREADS
 BLOCKS = 8
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 

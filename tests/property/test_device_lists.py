@@ -18,12 +18,13 @@ from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
 from maskc.layout import beside_documents, build, document_lists
+from maskc.runtime.device_lists import making
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
 from maskc.testing.emulator import machine
 from tests.support.hopper import compiled
 
-CAUSAL, HEADS, N = mc.causal(), 4, 330
+CAUSAL, HEADS, N = mc.causal(), 4, 450
 SEEDS = st.integers(0, 1 << 30)
 
 
@@ -70,6 +71,7 @@ def passes():
             found.append(Made(plan, lists))
 
         patch.setattr(ListsPlan, "enqueue", remember)
+        patch.setattr(making, "_LINES", 0)  # warps have lines, or blocks where they are not grouped
         patch.setattr(CudaKernel, "run", lambda *_: None)
 
         def made(attn, n_q, batch, data, backward=False, n_kv=N, **options) -> Made:
@@ -135,7 +137,7 @@ def drawn(name: str, rng: np.random.Generator, batch: int):
         case "flags and a window":
             return rng.random((batch, N)) < rng.choice([0.003, 0.02, 0.97])
         case "tables of heads":
-            return rng.random((batch, HEADS, 6, 6)) < rng.choice([0.05, 0.4])
+            return rng.random((batch, HEADS, 8, 8)) < rng.choice([0.05, 0.4])
     low = rng.integers(0, N, (batch, N))
     return low, low + rng.integers(0, 60, (batch, 1))
 
@@ -163,8 +165,11 @@ def test_data(passes, name, seed, batch, way):
         assert (made.numbers.tile[0] == FEWER_QUERIES) == (name != "tables of heads")
     live = mask.dense(N, x=data).reshape(-1, N, N)
     assert made.numbers.lists == len(live)
-    for side in {made.numbers.first_side, made.numbers.work_side}:
+    sides = {made.numbers.first_side, made.numbers.work_side}
+    for side in sides:
         assert not wrong_tiles(made, side, live)
+    grouped = not any(made.numbers.tile_count[side] % 4 for side in sides)
+    assert made.numbers.line_threads == (32 if grouped else 128)
     assert made.items().tolist() == wanted_items(made)
     assert made.at_rest()
 
@@ -233,7 +238,7 @@ def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndar
 
 @pytest.mark.parametrize("first", [100, 9000])
 def test_documents_that_take_several_turns_to_find(passes, first):
-    """A warp tests 128 places a turn. The two ends of a document take different numbers of turns."""
+    """A block tests 128 places a turn; the two ends of a document take different numbers."""
     n, mask = 17000, mc.documents("x") & mc.window(90, 20)
     documents = np.searchsorted([first, first + 40, n - 5], np.arange(n), "right").astype(np.int32)
     made = passes(attention(mask, False), n, 1, {"x": torch.tensor(documents[None])}, n_kv=n)

@@ -1,6 +1,7 @@
-// Assigns list positions and work items to lines, given the tile counts of all lines. Needs:
-// block_sums.cuh, block_before.cuh, list_parts.cuh. Gives: Place, Listing, the words of p.state,
-// write_items, write_planned, tell_verdict.
+// Assigns list positions and work items to lines, given the tile counts of all lines. The threads of
+// a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
+// Place, Listing, the words of p.state, line_thread, line_sums, line_before, write_items,
+// write_planned, tell_verdict.
 
 struct Place {
     i32 side, list, tile;
@@ -15,6 +16,21 @@ FN i32 *of_list(const struct Lists &p, i32 list) { return p.state + OF_LISTS + O
 struct Listing {
     i32 first, count;
 };
+
+// The number of a thread among those of its line, and sums over these.
+FN i32 line_thread(const struct Lists &p) { return threadIdx.x & (p.line_threads - 1); }
+template <int COUNT>
+FN void line_sums(const struct Lists &p, i32 (&x)[COUNT]) {
+    if (p.line_threads == THREADS) return block_sums(x);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = warp_sum(x[i]);
+}
+FN i32 line_before(const struct Lists &p, i32 count, i32 &all) {
+    if (p.line_threads == THREADS) return block_before(count, all);
+    const i32 until = warp_until(count);
+    all = __shfl_sync(ALL, until, 31);
+    return until - count;
+}
 
 #include "common/lib/list_parts.cuh"
 
@@ -38,35 +54,37 @@ struct Ranks {
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
     const i32 group = at.list / lists * lists;
-    const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
+    const i32 threads = p.line_threads, own = line_thread(p);
+    const i32 lists_on = threads / tiles, list = own / tiles, batch = at.list / p.heads;
     return {group, min_i32(group + lists, p.lists), group + list,
-            (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
-            batch, at.list - batch * p.heads, first_sharing(p, threadIdx.x)};
+            own - list * tiles, lists_on, threads - lists_on * tiles,
+            batch, at.list - batch * p.heads, first_sharing(p, own)};
 }
 
-// Adds the tiles, and the lines without tiles, that come before in the line's own list.
-FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUMS]) {
-    const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
+// Adds the tiles, and the lines without tiles, that come before in the line's own list. `counts`:
+// of the lists that share the cache.
+FN void add_before(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
+                   const i32 *counts, i32 (&sum)[SUMS]) {
+    counts += (at.list - ranks.group) * p.tile_count[at.side];
 #pragma unroll 1
-    for (i32 i = threadIdx.x; i < at.tile; i += THREADS)
+    for (i32 i = line_thread(p); i < at.tile; i += p.line_threads)
         sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
 }
 // Groups of lists follow one another; within a group, the longest lines come first.
 FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  i32 count, i32 (&sum)[SUMS]) {
+                  const i32 *counts, i32 count, i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     const bool several = p.lists > p.group_lists;  // otherwise all lines are in the group
-    for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
+    for (i32 list = line_thread(p); several && list < p.lists; list += p.line_threads) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
         sum[LIVE_GROUPS] += list < group ? live : 0;
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
-    const i32 *const counts = p.counts[at.side] + group * tiles;
     i32 list = ranks.list, tile = ranks.tile;
 #pragma unroll 4
-    for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
+    for (i32 i = line_thread(p); i < (behind - group) * tiles; i += p.line_threads) {
         const i32 x = counts[i];
         const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
         sum[LONGER] += x > count || (x == count && nearer);
@@ -85,7 +103,7 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
 #pragma unroll 1
-    for (i32 owner = threadIdx.x; owner < p.owners;) {
+    for (i32 owner = line_thread(p); owner < p.owners;) {
         const i32 width = min_i32(p.owners - begin, p.group_owners);
         const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
                          sum[LONGER] * width + owner - begin;
@@ -101,7 +119,7 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
             shared[0] = make_int4(at.tile, whose, column, 1);
             shared[1] = make_int4(0, 0, 0, 0);
         }
-        owner += THREADS;
+        owner += p.line_threads;
         if (owner < p.owners) begin = first_sharing(p, owner);
     }
 }
@@ -141,20 +159,35 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-// Writes a line's position, and its share of the work, if all lines are counted.
+constexpr i32 NEAR = 2048;  // counts that a block with several lines keeps in shared memory
+
+// Counts of the lists that share the cache. If a block has several lines, it loads them once.
+FN const i32 *counts_near(const struct Lists &p, const struct Place &at,
+                          const struct Ranks &ranks) {
+    __shared__ i32 near[NEAR];
+    const i32 tiles = p.tile_count[at.side], count = (ranks.behind - ranks.group) * tiles;
+    const i32 *const counts = p.counts[at.side] + ranks.group * tiles;
+    if (p.line_threads == THREADS || count > NEAR) return counts;
+#pragma unroll 4
+    for (i32 i = threadIdx.x; i < count; i += THREADS) near[i] = counts[i];
+    __syncthreads();
+    return near;
+}
+
+// Writes a line's position, and its share of the work. The lines of a block are in one list.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks, bool counted) {
+                              const struct Ranks &ranks) {
     const i32 side = at.side, tiles = p.tile_count[side];
-    const i32 count = p.counts[side][at.list * tiles + at.tile];
+    const i32 *const counts = counts_near(p, at, ranks);
+    const i32 count = counts[(at.list - ranks.group) * tiles + at.tile];
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0};
-    add_before(p, at, sum);
-    if (items && !p.part_tiles) add_ranks(p, at, ranks, count, sum);
-    block_sums(sum);
+    add_before(p, at, ranks, counts, sum);
+    if (items && !p.part_tiles) add_ranks(p, at, ranks, counts, count, sum);
+    line_sums(p, sum);
     const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
-    if (!counted) return own;
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
-    if (threadIdx.x == 0) {
+    if (line_thread(p) == 0) {
         ptr[0] = own.first;
         if (at.tile + 1 == tiles) ptr[1] = own.first + count;
     }

@@ -1,7 +1,20 @@
 // Converts the data of a mask to the 32 bits that its kernels read, and computes their bounds by
-// tile. Needs: entries.cuh, segments.cuh, READINGS, reading_at, CHUNK. Gives:
+// tile. Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives:
 // read_part.
 
+// Whether a block's share of the cumulative lengths descends, exceeds the tokens, or has a document
+// that is longer than declared.
+FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 tiles) {
+    const i32 ends = p.ends[slot];
+    bool wrong = false;
+    for (i32 i = tile * THREADS + threadIdx.x; i < ends; i += tiles * THREADS) {
+        const i64 end = entry(p, slot, batch, i);
+        const i64 next = i + 1 < ends ? entry(p, slot, batch, i + 1) : p.columns[slot];
+        wrong |= end > next || (i + 1 < ends && next - end > p.most[slot]);
+        wrong |= i == 0 && end != 0;
+    }
+    return wrong;
+}
 // An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
 FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     switch (p.rule[slot]) {
@@ -12,66 +25,53 @@ FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     return (i32)found;
 }
 
-// Reads the entries of a tile, by a warp; `number` counts the tiles of all sequences.
-FN bool read_tile(const struct Lists &p, const struct Reading &own, i32 number) {
-    const i32 slot = own.slot, side = own.side, tiles = p.tile_count[side], size = p.tile[side];
-    const i32 batch = number / tiles, tile = number - batch * tiles, first = tile * size;
-    const i32 end = min_i32(first + size, p.n[side]);
-    const i32 stop = tile + 1 < tiles ? end : p.columns[slot];  // copy the rest as well
-    const struct Stretch at = {slot, side, batch, first, stop};
+// Reads the entries of some consecutive tiles of an array.
+FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block) {
+    __shared__ i32 least[READ_TILES];
+    __shared__ i32 greatest[READ_TILES];
+    const i32 slot = own.slot, tiles = p.tile_count[own.side], size = p.tile[own.side];
+    const i32 most = p.reading_tiles[own.side], shares = (tiles + most - 1) / most;
+    const i32 batch = block / shares, share = block - batch * shares, tile = share * most;
+    const i32 count = min_i32(most, tiles - tile), first = tile * size;
+    const i32 end = min_i32(first + count * size, p.n[own.side]);
+    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // copy the rest as well
+    const struct Stretch at = {slot, own.side, batch, first, stop};
     i32 *const to = p.array[slot] + batch * p.array_batch[slot];
     const bool cumulative = p.rule[slot] == CUMULATIVE;
+    if ((i32)threadIdx.x < count)
+        least[threadIdx.x] = 0x7fffffff, greatest[threadIdx.x] = -0x7fffffff - 1;
+#if SEVERAL
+    struct Near near = {};  // loaded here, so that only one wait follows
+    if (p.starts && own.side && !cumulative)
+        near = entries_near(p, at, {0, first}, {stop, p.n[1]});
+#endif
+    bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
     struct Ends ends = {};
     if (cumulative) ends = ends_of(p, at);
-    bool wrong = ends.wrong;
-    i32 low = 0x7fffffff, high = -low - 1;
-#if SEVERAL
-    const i32 before[1] = {max_i32(first - 1, 0)};
-    i64 document[1] = {};
-    if (cumulative) document[0] = document_of(p, at, ends.before);
-    else if (p.starts) entries_at(p, slot, batch, before, document);
-    struct Runs runs = {(i32)document[0]};
-#endif
-#pragma unroll 1
-    for (i32 turn = first; turn < stop; turn += 32 * OWN) {
-        i32 kept[OWN];
-        if (cumulative) {
-            documents_of(p, at, ends, turn, kept);
-        } else {
-            i32 places[OWN];
-            i64 x[OWN];
-#pragma unroll
-            for (i32 i = 0; i < OWN; i++) places[i] = min_i32(token_at(turn, i), stop - 1);
-            entries_at(p, slot, batch, places, x);
-#pragma unroll
-            for (i32 i = 0; i < OWN; i++) kept[i] = value_of(p, slot, x[i], wrong);
+    __syncthreads();
+    i32 kept = 0;
+    for (i32 turn = first; turn < stop; turn += THREADS) {
+        const i32 token = turn + threadIdx.x, place = (token - first) / size;
+        i32 low = 0x7fffffff, high = -low - 1;
+        if (token < stop) {
+            kept = cumulative ? document_of(p, at, ends, token)
+                              : value_of(p, slot, entry(p, slot, batch, token), wrong);
+            if (own.writes) to[token] = kept;
+            if (token < end) low = high = kept;
         }
-#pragma unroll
-        for (i32 i = 0; i < OWN; i++) {
-            const i32 token = token_at(turn, i);
-            if (own.writes && token < stop) to[token] = kept[i];
-            if (token < end) low = min_i32(low, kept[i]), high = max_i32(high, kept[i]);
-        }
-#if SEVERAL
-        if (p.starts) note_runs(at, turn, kept, runs);
-#endif
+        const bool whole = size % 32 == 0;  // a warp's tokens are in one tile
+        if (whole) low = ~warp_max(~low), high = warp_max(high);
+        if (token < end && (!whole || threadIdx.x % 32 == 0))
+            atomicMin(least + place, low), atomicMax(greatest + place, high);
     }
-    low = ~warp_max(~low), high = warp_max(high);
+    __syncthreads();
     i32 last = 0;
 #if SEVERAL
-    if (p.starts) last = note_segments(p, at, ends, {low, high}, runs, tile);
+    if (p.starts) last = note_segments(p, at, kept, ends, near, tile);
 #endif
-    if (threadIdx.x % 32 == 0)
-        ((int4 *)p.bounds)[p.first_tile[own.number] + number] = make_int4(low, high, 0, last);
-    return wrong;
-}
-// Reads the tiles of a block, some by each warp.
-FN bool read_tiles(const struct Lists &p, const struct Reading &own, i32 block) {
-    const i32 tiles = p.batches[own.slot] * p.tile_count[own.side], first = block * p.reading_tiles;
-    const i32 end = min_i32(first + p.reading_tiles, tiles);
-    bool wrong = false;
-    for (i32 number = first + threadIdx.x / 32; number < end; number += THREADS / 32)
-        wrong |= read_tile(p, own, number);
+    if ((i32)threadIdx.x < count)
+        ((int4 *)p.bounds)[p.first_tile[own.number] + batch * tiles + tile + threadIdx.x] =
+            make_int4(least[threadIdx.x], greatest[threadIdx.x], 0, last);
     return wrong;
 }
 // Reads a chunk of an array that is not indexed by tokens.
@@ -107,6 +107,6 @@ FN bool read_part(const struct Lists &p, i32 block) {
     const struct Reading own = reading_at(number);
     block -= p.first_block[number];
     const bool wrong = READS_CHUNKS && own.side < 0 ? read_chunk(p, own.slot, block)
-                                                    : read_tiles(p, own, block);
+                                                    : read_tokens(p, own, block);
     return __syncthreads_or(wrong);
 }

@@ -5,7 +5,7 @@
 // SEVERAL: note_segments, segments_of, hand_tiles, write_stops.
 
 #if SEVERAL
-static_assert(THREADS == 128 && OWN == 4, "a tile has up to 128 keys, a bit each");
+static_assert(THREADS == 128, "bits of the keys of a tile come from four warps");
 
 // One bit per key of a tile column.
 struct Bits {
@@ -34,87 +34,102 @@ FN i32 last_bit(const struct Bits &x, i32 none) {
     return found;
 }
 
-// Search by a warp for the first of low .. high - 1 whose entry is not below a value, or high. In
-// every turn, each lane tests OWN places.
+// Search by a block for the first of low .. high - 1 that satisfies a monotonic condition, or high.
+// In every turn, each thread tests one place.
 struct Search {
     i32 low, high;
     FN bool open() const { return low < high; }
-    FN i32 step() const { return (high - low + 32 * OWN - 1) / (32 * OWN); }
-    FN i32 probe(i32 i) const { return low + (token_at(0, i) + 1) * step() - 1; }
-    // Goes on after a turn; `x`: entries at the lane's places, which end past the last token.
-    FN void narrow(const i64 *x, i64 value) {
+    FN i32 step() const { return (high - low + THREADS - 1) / THREADS; }
+    FN i32 probe() const { return low + ((i32)threadIdx.x + 1) * step() - 1; }
+    FN bool inside() const { return open() && probe() < high; }
+    // `before`: places tested in this turn that lie before the one searched for.
+    FN void narrow(i32 before) {
         if (!open()) return;
-        i32 before = 0;
-#pragma unroll
-        for (i32 i = 0; i < OWN; i++) before += probe(i) < high && x[i] < value;
         const i32 size = step();
-        low = min_i32(low + warp_sum(before) * size, high), high = min_i32(high, low + size - 1);
+        low = min_i32(low + before * size, high), high = min_i32(high, low + size - 1);
     }
 };
-// Beginning and end of the documents of the first and of the last key of a tile of ids.
-FN void search_ends(const struct Lists &p, const struct Stretch &at, const struct Span &ids,
-                    i32 &first, i32 &end) {
-    const i32 last = p.n[at.side] - 1;
-    struct Search low = {0, at.first}, high = {at.end, p.n[at.side]};
-#pragma unroll 1
-    while (low.open() || high.open()) {
-        i32 places[2 * OWN];
-        i64 x[2 * OWN];
-#pragma unroll
-        for (i32 i = 0; i < OWN; i++) {
-            places[i] = max_i32(min_i32(low.probe(i), last), 0);
-            places[OWN + i] = min_i32(high.probe(i), last);
-        }
-        entries_at(p, at.slot, at.batch, places, x);
-        low.narrow(x, ids.low), high.narrow(x + OWN, ids.high + 1);
-    }
-    first = low.low, end = high.low;
+// What a thread reads of a tile of ids: how its own compares with the one before, the first and the
+// last of the tile, and the first tests of two searches: for the beginning of the first one's
+// document, and for the end of the last one's.
+struct Near {
+    bool differs, descends;
+    i64 first, last;
+    i64 probes[2];
+};
+FN struct Near entries_near(const struct Lists &p, const struct Stretch &at,
+                            const struct Search &begin, const struct Search &end) {
+    const i32 last = p.n[at.side] - 1, token = min_i32(at.first + threadIdx.x, at.end - 1);
+    const i32 places[6] = {token, max_i32(token - 1, 0), at.first, at.end - 1,
+                           max_i32(min_i32(begin.probe(), last), 0), min_i32(end.probe(), last)};
+    i64 x[6];
+    entries_at(p, at.slot, at.batch, places, x);
+    return {x[0] != x[1], x[0] < x[1], x[2], x[3], {x[4], x[5]}};
 }
-// Runs of equal documents in a stretch: the document before, whether documents descend, and one bit
-// for each of the first 128 tokens that begins a run.
-struct Runs {
-    i32 before;
-    bool descends;
-    struct Bits begins;
-};
-FN void note_runs(const struct Stretch &at, i32 turn, const i32 (&kept)[OWN], struct Runs &runs) {
-#pragma unroll
-    for (i32 i = 0; i < OWN; i++) {
-        const i32 token = token_at(turn, i);
-        i32 earlier = __shfl_up_sync(ALL, kept[i], 1);
-        if (threadIdx.x % 32 == 0) earlier = runs.before;
-        runs.before = __shfl_sync(ALL, kept[i], 31);
-        runs.descends |= token && token < at.end && kept[i] < earlier;
-        const bool begins = token < at.end && (!token || kept[i] != earlier);
-        const u32 word = __ballot_sync(ALL, begins);
-        if (turn == at.first) runs.begins.word[i] = word;
+// Beginning and end of documents: whichever search is open goes on.
+FN void search_ends(const struct Lists &p, const struct Stretch &at, struct Near &near,
+                    struct Search &begin, struct Search &end) {
+    const i32 last = p.n[at.side] - 1;
+    for (bool first = true; begin.open() || end.open(); first = false) {
+        if (!first) {
+            const i32 places[2] = {max_i32(min_i32(begin.probe(), last), 0),
+                                   min_i32(end.probe(), last)};
+            entries_at(p, at.slot, at.batch, places, near.probes);
+        }
+        i32 before[2] = {begin.inside() && near.probes[0] < near.first,
+                         end.inside() && near.probes[1] <= near.last};
+        block_sums(before);
+        begin.narrow(before[0]), end.narrow(before[1]);
     }
 }
 
-// Records the keys that tiles begin with if documents are packed, the number of documents that
-// begin in a tile, and whether ids descend. Returns the end of the last key's document.
-FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const struct Ends &ends,
-                     const struct Span &ids, const struct Runs &runs, i32 tile) {
+// Processes a tile of ids; each thread has `kept` one of them. Records the keys that tiles begin
+// with if documents are packed, the number of documents that begin here, and whether ids descend.
+// Returns the end of the last key's document.
+FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
+                     const struct Ends &ends, struct Near &near, i32 tile) {
+    const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
+    const bool cumulative = p.rule[slot] == CUMULATIVE;
+    bool descends = false;
     i32 *const list = of_list(p, at.batch);
-    const bool first_lane = threadIdx.x % 32 == 0;
-    if (__any_sync(ALL, runs.descends) && first_lane) atomicOr(list + DESCENDS + at.side, 1);
-    if (at.side == 0) return 0;
-    i32 begin = ends.begin, end = ends.end;  // the documents of the first and of the last key
-    if (p.rule[at.slot] != CUMULATIVE) search_ends(p, at, ids, begin, end);
-    begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), p.n[1]);
-    if (!first_lane) return end;
-    struct Bits bits = runs.begins;
-    i32 count = 0;
+    if (at.side == 0) {
+        for (i32 i = token; i < at.end && !cumulative; i += THREADS)
+            descends |= i && entry(p, slot, at.batch, i) < entry(p, slot, at.batch, i - 1);
+        if (__syncthreads_or(descends) && threadIdx.x == 0) atomicOr(list + DESCENDS, 1);
+        return 0;
+    }
+    bool begins = token == 0;
+    i32 begin, end;  // the documents of the first and of the last key
+    if (cumulative) {
+        const i32 own = min_i32(kept, p.ends[slot] - 1);
+        begins |= token < at.end && entry(p, slot, at.batch, own) == token;
+        begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
+        end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
+    } else {
+        if (token < at.end && token) begins = near.differs, descends = near.descends;
+        struct Search of_first = {0, at.first}, of_last = {at.end, n};
+        search_ends(p, at, near, of_first, of_last);
+        begin = of_first.low, end = of_last.low;
+    }
+    begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), n);
+    i32 runs[1] = {begins};
+    block_sums(runs);
+    __shared__ u32 words[4];
+    const u32 word = __ballot_sync(ALL, begins);
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = word;
+    descends = __syncthreads_or(descends);
+    if (threadIdx.x == 0) {
+        struct Bits bits = {words[0], words[1], words[2], words[3]};
+        const i32 goes_on = begin % p.tile[1];  // next tile of the document that began earlier
+        const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
 #pragma unroll
-    for (int i = 0; i < 4; i++) count += __popc(bits.word[i]);
-    atomicAdd(list + RUNS, count);
-    const i32 goes_on = begin % p.tile[1];  // next tile of the document that began earlier
-    const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        bits.word[i] |= (u32)(own && goes_on / 32 == i) << goes_on % 32;
-    ((int4 *)p.starts)[at.batch * p.tile_count[1] + tile] = make_int4(
-        (i32)bits.word[0], (i32)bits.word[1], (i32)bits.word[2], (i32)bits.word[3]);
+        for (int i = 0; i < 4; i++)
+            bits.word[i] |= (u32)(own && goes_on / 32 == i) << goes_on % 32;
+        ((int4 *)p.starts)[at.batch * p.tile_count[1] + tile] = make_int4(
+            (i32)bits.word[0], (i32)bits.word[1], (i32)bits.word[2], (i32)bits.word[3]);
+        atomicAdd(list + RUNS, runs[0]);
+        if (descends) atomicOr(list + DESCENDS + 1, 1);
+    }
     return end;
 }
 
@@ -139,12 +154,12 @@ struct Segments {
         return next < size ? column * size + next : bounds[column].w;
     }
 };
-FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row, bool ready) {
+FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row) {
     const i32 batch_q = p.batches[reading_at(OF_Q).slot] > 1 ? list : 0;
     const i32 slot = reading_at(OF_K).slot, batch = p.batches[slot] > 1 ? list : 0;
     const i32 *const of_k = of_list(p, batch);
     const i32 place = batch * p.tile_count[1];
-    const bool packed = ready && !of_list(p, batch_q)[DESCENDS] && !of_k[DESCENDS + 1] &&
+    const bool packed = !of_list(p, batch_q)[DESCENDS] && !of_k[DESCENDS + 1] &&
                         of_k[RUNS] <= p.most_runs;
     return {p.starts + 4 * place, p.array[slot] + batch * p.array_batch[slot],
             (const int4 *)p.bounds + p.first_tile[OF_K] + place,
@@ -202,13 +217,15 @@ FN void hand_tiles(const struct Segments &keys, const struct Words &words, const
 
 // Writes the ends of the documents that tiles begin with. The rows of a list share the columns.
 FN void write_stops(const struct Lists &p, const struct Place &at) {
-    const struct Segments keys = segments_of(p, at.list, at.tile, true);
+    const struct Segments keys = segments_of(p, at.list, at.tile);
     i32 *const stops = p.array[STOPS] + at.list * p.array_batch[STOPS];
     for (i32 column = at.tile; column < p.tile_count[1]; column += p.tile_count[0]) {
         const struct Bits starts = keys.starts_at(column);
-        const i32 own = threadIdx.x, place = column * keys.size + own;
-        if (first_bit(starts, own, THREADS) == own && place < keys.n)
-            stops[place] = keys.stop_of(starts, column, own);
+        for (i32 own = line_thread(p); own < keys.size; own += p.line_threads) {
+            const i32 place = column * keys.size + own;
+            if (first_bit(starts, own, keys.size) == own && place < keys.n)
+                stops[place] = keys.stop_of(starts, column, own);
+        }
     }
 }
 #endif
