@@ -78,8 +78,8 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         has_pairs=any(has_pairs(load) for shape in shapes for load in E.loads(shape)),
         segments=segments if plan.documents else None,
     )
-    make = replace(MAKE_LISTS, overlaps=plan.target.capability >= _CAN_OVERLAP)
-    launches, form = (make, SPOIL_RESULTS), DOCUMENTS if plan.documents else DATA
+    overlaps, form = plan.target.capability >= _CAN_OVERLAP, DOCUMENTS if plan.documents else DATA
+    launches = tuple(replace(one, overlaps=overlaps) for one in (MAKE_LISTS, SPOIL_RESULTS))
     return lists_source(plan, "common/tile_lists.cu.j2", spec, launches, form)
 
 

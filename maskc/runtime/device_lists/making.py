@@ -251,11 +251,15 @@ class Making:
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
+        chunked = {slot for slot, side, _ in self.readings if side < 0}
         for slot, source in enumerate(self.given.sources):
+            shape, strides = source.shape, source.strides
+            if slot in chunked and source.dense:  # as one row: its places need no division
+                shape, strides = (1, 1, 1, prod(shape)), (0, 0, 0, 1)
             (block.source_batch[slot], block.source_head[slot], block.source_row[slot],
-             block.source_step[slot]) = source.strides  # fmt: skip
+             block.source_step[slot]) = strides  # fmt: skip
             (block.batches[slot], block.heads_of[slot], block.rows[slot],
-             block.columns[slot]) = source.shape  # fmt: skip
+             block.columns[slot]) = shape  # fmt: skip
             block.source_code[slot], block.rule[slot] = source.code, source.rule
             block.ends[slot] = source.ends
         self.fill_pass(block)

@@ -1,7 +1,7 @@
 // Assigns list positions and work items to lines, given the tile counts of all lines. The threads of
 // a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
 // Place, Listing, the words of p.state, line_thread, line_sums, line_before, write_items,
-// write_planned, tell_verdict.
+// write_planned, wait_for_launches, tell_verdict.
 
 struct Place {
     i32 side, list, tile;
@@ -196,6 +196,13 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
     else if (items)
         write_ranked(p, at, ranks, own, sum);
     return own;
+}
+
+// Waits for all launches before this one, see Launch.overlaps.
+FN void wait_for_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // One thread reports wrong data to the launch after the pass, and to the host.

@@ -188,9 +188,7 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // for all launches before, see Launch.overlaps
-#endif
+    wait_for_launches();
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
         if (read_part(p, blockIdx.x) && threadIdx.x == 0) atomicOr(p.state + WRONG, 1);

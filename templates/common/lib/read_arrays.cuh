@@ -81,6 +81,7 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
     const i64 rest = (i64)p.batches[slot] * heads * rows * columns - start;
     const i64 first_line = start / columns;
     const u32 first_column = (u32)(start - first_line * columns);
+    const bool one_line = rows == 1 && heads == 1 && p.batches[slot] == 1;
     constexpr i32 OWN = CHUNK / THREADS;
     i64 from[OWN], found[OWN];
 #pragma unroll
@@ -88,6 +89,8 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
         // Entries past the end are read as the last one
         const i64 own = i * THREADS + (i64)threadIdx.x, last = rest - 1;
         const u32 at = first_column + (u32)(own < last ? own : last);
+        from[i] = at * p.source_step[slot];
+        if (one_line) continue;  // divisions take long
         const u32 line = (u32)first_line + at / columns, column = at % columns;
         const u32 of_head = line / rows, row = line % rows;
         from[i] = of_head / heads * p.source_batch[slot] + of_head % heads * p.source_head[slot] +
