@@ -29,9 +29,9 @@ from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
 
-_LINES, _SHORT = 256, 128
-"""Lines from which on a warp finds the tiles of a line, and the most candidates of these lines on
-average. A block takes less time for its line, but not all blocks run at once."""
+_LINES = 256
+"""Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
+line. A block takes less time, but not all blocks run at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -198,10 +198,10 @@ class Making:
         """The threads that find the tiles of a line: a warp if there are many short lines in groups
         of a block's, otherwise a block."""
         per_block = LIST_THREADS // 32
-        many = self.lines > _LINES and not self.cutting.least
+        turns = max(1, *(self.kept // self.tiles[side] // 32 for side in self.sides))
+        many = self.lines > _LINES * turns and not self.cutting.least
         grouped = not any(self.tiles[side] % per_block for side in self.sides)
-        longest = max(self.kept // self.tiles[side] for side in self.sides)
-        return 32 if many and grouped and longest <= _SHORT else LIST_THREADS
+        return 32 if many and grouped else LIST_THREADS
 
     @property
     def line_blocks(self) -> int:

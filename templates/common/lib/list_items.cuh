@@ -40,8 +40,11 @@ FN i32 first_sharing(const struct Lists &p, i32 owner) {
     return owner / group * group;
 }
 
-// Sums over other lines.
-enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LONGER, LIVE_ALL, SUMS };
+constexpr i32 MOST_LINES = THREADS / 32;  // of a block: in one list, one after another
+
+// Sums over other lines; those of RANK are of each line of the block.
+enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LIVE_ALL, RANK };
+enum { SUMS = RANK + MOST_LINES };
 
 // What follows from a line's place alone. Computed before the block waits for the counts, because
 // divisions take long.
@@ -50,44 +53,44 @@ struct Ranks {
     i32 list, tile;           // the thread's first line among them
     i32 lists_on, tiles_on;   // from one of its lines to the next
     i32 batch, head, begin;   // of the line, and the first owner that shares the cache
+    i32 number;               // of the line in its block
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
     const i32 group = at.list / lists * lists;
-    const i32 threads = p.line_threads, own = line_thread(p);
-    const i32 lists_on = threads / tiles, list = own / tiles, batch = at.list / p.heads;
+    const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
     return {group, min_i32(group + lists, p.lists), group + list,
-            own - list * tiles, lists_on, threads - lists_on * tiles,
-            batch, at.list - batch * p.heads, first_sharing(p, own)};
+            (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
+            batch, at.list - batch * p.heads, first_sharing(p, line_thread(p)),
+            (i32)threadIdx.x / p.line_threads};
 }
 
-// Adds the tiles, and the lines without tiles, that come before in the line's own list. `counts`:
-// of the lists that share the cache.
-FN void add_before(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                   const i32 *counts, i32 (&sum)[SUMS]) {
-    counts += (at.list - ranks.group) * p.tile_count[at.side];
-#pragma unroll 1
-    for (i32 i = line_thread(p); i < at.tile; i += p.line_threads)
-        sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
-}
-// Groups of lists follow one another; within a group, the longest lines come first.
-FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  const i32 *counts, i32 count, i32 (&sum)[SUMS]) {
+// Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
+// within a group, the longest lines come first. `first`: the block's first line. `count`: of its
+// lines.
+FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
+                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
-    const bool several = p.lists > p.group_lists;  // otherwise all lines are in the group
-    for (i32 list = line_thread(p); several && list < p.lists; list += p.line_threads) {
+    // Otherwise all lines are in the group
+    const bool several = ranked && p.lists > p.group_lists;
+    for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
         sum[LIVE_GROUPS] += list < group ? live : 0;
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
+    const i32 *const counts = p.counts[at.side] + group * tiles;
     i32 list = ranks.list, tile = ranks.tile;
 #pragma unroll 4
-    for (i32 i = line_thread(p); i < (behind - group) * tiles; i += p.line_threads) {
+    for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
         const i32 x = counts[i];
-        const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
-        sum[LONGER] += x > count || (x == count && nearer);
+        if (list == at.list && tile < first) sum[TILES_BEFORE] += x, sum[DEAD_BEFORE] += !x;
+#pragma unroll
+        for (i32 j = 0; j < MOST_LINES; j++) {
+            const bool nearer = tile < first + j || (tile == first + j && list < at.list);
+            sum[RANK + j] += x > count[j] || (x == count[j] && nearer);
+        }
         if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
         list += ranks.lists_on, tile += ranks.tiles_on;
         if (tile >= tiles) tile -= tiles, list++;
@@ -98,7 +101,8 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ra
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, i32 dead_before, i32 rank,
+                     const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
@@ -106,8 +110,8 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
     for (i32 owner = line_thread(p); owner < p.owners;) {
         const i32 width = min_i32(p.owners - begin, p.group_owners);
         const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
-                         sum[LONGER] * width + owner - begin;
-        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + sum[DEAD_BEFORE];
+                         rank * width + owner - begin;
+        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + dead_before;
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
@@ -159,42 +163,34 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-constexpr i32 NEAR = 2048;  // counts that a block with several lines keeps in shared memory
-
-// Counts of the lists that share the cache. If a block has several lines, it loads them once.
-FN const i32 *counts_near(const struct Lists &p, const struct Place &at,
-                          const struct Ranks &ranks) {
-    __shared__ i32 near[NEAR];
-    const i32 tiles = p.tile_count[at.side], count = (ranks.behind - ranks.group) * tiles;
-    const i32 *const counts = p.counts[at.side] + ranks.group * tiles;
-    if (p.line_threads == THREADS || count > NEAR) return counts;
-#pragma unroll 4
-    for (i32 i = threadIdx.x; i < count; i += THREADS) near[i] = counts[i];
-    __syncthreads();
-    return near;
-}
-
-// Writes a line's position, and its share of the work. The lines of a block are in one list.
+// Writes a line's position, and its share of the work. The block adds up the counts for all of its
+// lines.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
                               const struct Ranks &ranks) {
-    const i32 side = at.side, tiles = p.tile_count[side];
-    const i32 *const counts = counts_near(p, at, ranks);
-    const i32 count = counts[(at.list - ranks.group) * tiles + at.tile];
+    const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
-    i32 sum[SUMS] = {0};
-    add_before(p, at, ranks, counts, sum);
-    if (items && !p.part_tiles) add_ranks(p, at, ranks, counts, count, sum);
-    line_sums(p, sum);
-    const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
+    i32 sum[SUMS] = {0}, count[MOST_LINES];
+#pragma unroll
+    for (i32 j = 0; j < MOST_LINES; j++)
+        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
+    block_sums(sum);
+    i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
+#pragma unroll
+    for (i32 j = 1; j < MOST_LINES; j++) {
+        if (j > ranks.number) continue;
+        before += count[j - 1], dead += !count[j - 1], rank = sum[RANK + j], own_count = count[j];
+    }
+    const struct Listing own = {at.list * p.room[side] + before, own_count};
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
     if (line_thread(p) == 0) {
         ptr[0] = own.first;
-        if (at.tile + 1 == tiles) ptr[1] = own.first + count;
+        if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
     if (items && p.part_tiles)
-        write_parts(p, at, own.first, count);
+        write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, sum);
+        write_ranked(p, at, ranks, own, dead, rank, sum);
     return own;
 }
 

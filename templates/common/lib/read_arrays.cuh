@@ -2,19 +2,6 @@
 // tile. Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives:
 // read_part.
 
-// Whether a block's share of the cumulative lengths descends, exceeds the tokens, or has a document
-// that is longer than declared.
-FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 tiles) {
-    const i32 ends = p.ends[slot];
-    bool wrong = false;
-    for (i32 i = tile * THREADS + threadIdx.x; i < ends; i += tiles * THREADS) {
-        const i64 end = entry(p, slot, batch, i);
-        const i64 next = i + 1 < ends ? entry(p, slot, batch, i + 1) : p.columns[slot];
-        wrong |= end > next || (i + 1 < ends && next - end > p.most[slot]);
-        wrong |= i == 0 && end != 0;
-    }
-    return wrong;
-}
 // An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
 FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     switch (p.rule[slot]) {
@@ -45,9 +32,9 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     if (p.starts && own.side && !cumulative)
         near = entries_near(p, at, {0, first}, {stop, p.n[1]});
 #endif
-    bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
+    bool wrong = false;
     struct Ends ends = {};
-    if (cumulative) ends = ends_of(p, at);
+    if (cumulative) ends = ends_of(p, at, wrong);
     __syncthreads();
     i32 kept = 0;
     for (i32 turn = first; turn < stop; turn += THREADS) {

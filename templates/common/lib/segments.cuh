@@ -103,8 +103,7 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
     if (cumulative) {
         const i32 own = min_i32(kept, p.ends[slot] - 1);
         begins |= token < at.end && entry(p, slot, at.batch, own) == token;
-        begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
-        end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
+        begin = ends.begin, end = ends.end;
     } else {
         if (token < at.end && token) begins = near.differs, descends = near.descends;
         struct Search of_first = {0, at.first}, of_last = {at.end, n};
