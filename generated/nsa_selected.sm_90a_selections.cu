@@ -82,9 +82,9 @@ select_blocks(const __grid_constant__ struct Selected p) {
 #include "common/lib/chosen_bits.cuh"
 
 FN bool read_part(const struct Lists &p, i32 block) {
-    const i32 shares = (p.tile_count[0] + p.reading_tiles - 1) / p.reading_tiles;
-    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles;
-    const i32 tiles = min_i32(p.reading_tiles, p.tile_count[0] - tile);
+    const i32 shares = (p.tile_count[0] + p.reading_tiles[0] - 1) / p.reading_tiles[0];
+    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles[0];
+    const i32 tiles = min_i32(p.reading_tiles[0], p.tile_count[0] - tile);
     join_bits<Selection0>(p, list, tile, tiles);
     return false;
 }
