@@ -380,16 +380,16 @@ class _Bindings:
         return int(self._check(driver.cuGreenCtxGetDevResource(context, kind)).sm.smCount)
 
     def _launch_early(self, blocks: int, threads: int, shared: int, stream: int) -> Any:
-        """How to launch a kernel whose blocks start while the launch before it ends."""
+        """Return the configuration of a launch that starts while the launch before it ends."""
         driver = self._driver
-        attribute, how = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+        attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
         attribute.id = driver.CUlaunchAttributeID(_EARLY)
         attribute.value.programmaticStreamSerializationAllowed = 1
-        how.gridDimX, how.gridDimY, how.gridDimZ = blocks, 1, 1
-        how.blockDimX, how.blockDimY, how.blockDimZ = threads, 1, 1
-        how.sharedMemBytes, how.hStream = shared, stream
-        how.attrs, how.numAttrs = [attribute], 1
-        return how
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared, stream
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
 
     def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
         foreign = int(self._current()[1]) != self._context_id
@@ -400,8 +400,8 @@ class _Bindings:
             on = stream or None  # bindings make an object of 0
             for function, blocks, threads, shared, overlaps in steps:
                 if overlaps:
-                    how = self._early(blocks, threads, shared, stream)
-                    (status,) = self._start_early(how, function, address, 0)
+                    config = self._early(blocks, threads, shared, stream)
+                    (status,) = self._start_early(config, function, address, 0)
                 else:
                     (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
                 if status:
