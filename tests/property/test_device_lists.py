@@ -160,6 +160,8 @@ def test_data(passes, name, seed, batch, way):
     rng = np.random.default_rng(seed)
     mask, data = MASKS[name], drawn(name, rng, batch)
     there = tuple(map(torch.tensor, data)) if isinstance(data, tuple) else torch.tensor(data)
+    if name == "tables of heads" and seed % 2:  # the same entries, by columns
+        there = there.mT.contiguous().mT
     made = passes(attention(mask, way == INTERLEAVED), N, batch, {"x": there}, way == "backward")
     if way == INTERLEAVED:
         assert (made.numbers.tile[0] == FEWER_QUERIES) == (name != "tables of heads")

@@ -258,9 +258,9 @@ class Making:
                 shape, strides = (1, 1, 1, prod(shape)), (0, 0, 0, 1)
             (block.source_batch[slot], block.source_head[slot], block.source_row[slot],
              block.source_step[slot]) = strides  # fmt: skip
-            (block.batches[slot], block.heads_of[slot], block.rows[slot], block.columns[slot]) = (
-                shape
-            )
+            counts = block.batches, block.heads_of, block.rows, block.columns
+            for of_slots, count in zip(counts, shape, strict=True):
+                of_slots[slot] = count
             block.source_code[slot], block.rule[slot] = source.code, source.rule
             block.ends[slot] = source.ends
         self.fill_pass(block)
