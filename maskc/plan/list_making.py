@@ -10,7 +10,7 @@ from maskc.core.abi import LIST_THREADS
 from maskc.core.bundle import Grid, Launch
 
 THREADS = LIST_THREADS
-BLOCKS = 8
+BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
