@@ -18,7 +18,7 @@ constexpr i32 ROWS = 16;        // most query blocks that a block ranks for
 constexpr i32 OWN = ROWS / WARPS;            // of these, per warp
 constexpr i32 COLUMNS = 32;                  // key blocks at a time, one per lane
 constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats per row in shared memory
-constexpr i32 BLOCKS = 8;            // that an SM runs at once, or more
+constexpr i32 BLOCKS = 6;            // that an SM runs at once, or more
 constexpr u32 ALL = 0xffffffff;
 extern __shared__ __align__(16) unsigned char memory[];
 
