@@ -371,8 +371,7 @@ def diff(
     a: Mask, b: Mask, /, *, n: int | None = None, n_q: int | None = None,
     n_kv: int | None = None, n_heads: int | None = None, **data: Any,
 ) -> Difference | None:  # fmt: skip
-    """Find a pair that distinguishes two masks, with data that make them differ; None if they are
-    equal.
+    """Find a pair that only one of two masks keeps; None if they are equal.
 
     With `n` and all data that the masks name, the answer is exact for these, and the pair is the
     first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,

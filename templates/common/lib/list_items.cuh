@@ -1,5 +1,5 @@
-// Assigns list positions and work items to lines, given the tile counts of all lines. The threads of
-// a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
+// Assigns list positions and work items to lines, given the tile counts of all lines. The threads
+// of a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
 // Place, Listing, the words of p.state, line_thread, line_sums, line_before, write_items,
 // write_planned, wait_for_launches, tell_verdict.
 

@@ -1,7 +1,7 @@
 // Builds the tile lists and the work list of a pass in one launch, on the device that holds the
 // data. Blocks first read the data, then count the live candidates of a line, then write lists and
-// items. A line is a tile row or a tile column of one of the lists; a block has one line, or one for
-// each warp.
+// items. A line is a tile row or a tile column of one of the lists; a block has one line, or one
+// for each warp.
 // Needs: block_sums.cuh, list_items.cuh, and a verdict policy. That has
 //     bool read_part(p, block)       one of p.reading_blocks blocks reads; returns whether data
 //                                    are wrong
