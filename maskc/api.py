@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from maskc import conventions
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, shown_by_overload
+from maskc.core.data import CONVENTIONS
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.recorders import refuse_proxy, unscripted
-from maskc.core.score import Formula, Inputs
+from maskc.core.score import Formula, Inputs, by_length
 from maskc.core.source import outside
 from maskc.core.tensors import ORDERS, Order, layout_of, torch_of
 from maskc.dsl.mask import Mask
@@ -103,7 +104,8 @@ def attention(
             Megatron's [N, B, H, D]. "n" may stand for "s".
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
-            is_causal and window_size count from the last tokens of each sequence.
+            is_causal and window_size count from the last tokens of each sequence; alibi_slopes, and
+            scores of distances p - k, are then refused.
         cu_seqlens_q_padded, cu_seqlens_k_padded: integers [sequences + 1], where each sequence
             begins if sequences are stored with padding behind them, as in TransformerEngine.
             Queries that are padding have out 0.
@@ -135,12 +137,16 @@ def attention(
     """
     if others:
         raise ArgumentsByPlace("mc.attention", len(others), at="mask")
-    if not keywords:
+    if _RESERVED.isdisjoint(keywords):
         return attend(q, k, v, mask, DEFAULTS, keywords)
     options, data = CallOptions.read(keywords)
     score = data.pop("score", None)
     of_others = conventions.Keywords.taken(data) if data else None
     return attend(q, k, v, mask, options, data, score, of_others)
+
+
+_RESERVED = frozenset((*CallOptions._fields, *CONVENTIONS, "score"))
+"""Keywords of `attention` that are no data."""
 
 
 def attend(
@@ -158,13 +164,13 @@ def attend(
         return _by_convention(q, k, v, mask, options, data, of_others, score)
     if not isinstance(mask, Mask):
         raise conventions.without_mask(mask, data)
-    _hint(q, k)
-    return _attention(_compiled, q, k, v, mask, options, data, score)
-
-
-def _hint(q: Any, k: Any) -> None:
-    """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     torch = torch_of(q)
+    _hint(torch, q, k)
+    return _attention(torch, _compiled, q, k, v, mask, options, data, score)
+
+
+def _hint(torch: Any, q: Any, k: Any) -> None:
+    """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     if torch is not None and (
         torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     ):
@@ -182,12 +188,11 @@ def _hint(q: Any, k: Any) -> None:
 
 
 def _attention(
-    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
-    score: Score | None = None, order: Order | None = None,
+    torch: Any, find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
+    data: dict[str, Any], score: Score | None = None, order: Order | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
-    the mask. Log-sum-exps are [B, H, N]."""
-    torch = torch_of(q)
+    the mask; `torch` is what `torch_of` gives. Log-sum-exps are [B, H, N]."""
     watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
         score = as_score(score)
@@ -257,7 +262,7 @@ def _scaled(
     refuse_gradients(place[0], q, k, v, options, data)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
     q, k, v = multiplied_out(q, k, v, data, kind)
-    out = _attention(find, q, k, v, mask, options, data)
+    out = _attention(torch, find, q, k, v, mask, options, data)
     if isinstance(out, torch.Tensor):
         return out.to(torch.bfloat16)
     return out[0].to(torch.bfloat16), *out[1:]
@@ -275,8 +280,11 @@ def _by_convention(
         raise conventions.without_mask(mask, data)
     layout = None if keywords.layout is None else layout_of(keywords.layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
-        return _attention(_compiled, q, k, v, mask, options, data)
+        return _attention(torch_of(q), _compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
+    if packed and layout == "bhsd":
+        wanted = "left out for packed tokens [tokens, heads, D]"
+        raise BadOption("layout", wanted, repr(keywords.layout), at="layout")
     swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
         finding = "a call whose tensors are [B, N, H, D]"
@@ -284,7 +292,7 @@ def _by_convention(
         raise BadOption("return_selection and indexer_loss", wanted, finding, at="layout")
     order = ORDERS["packed" if packed else layout or "bshd"] if swapped else None
     if layout is None and not packed:
-        _hint(q, k)
+        _hint(torch_of(q), q, k)
     if order is None or (order.fits(q) and order.fits(k) and order.fits(v)):
         results = _in_order(q, k, v, mask, options, data, keywords, score, order)
     else:
@@ -306,7 +314,14 @@ def _in_order(
     keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(of_q[2], of_k[2], masked, data)
-    return _attention(partial(_restricted, to), q, k, v, mask, options, data, score, order)
+    if options.alibi_slopes is not None:
+        keywords.check_distances(to, of_q[2], of_k[2], "alibi_slopes")
+    if score is not None:
+        score = as_score(score)
+        if by_length(score.formula.logit):
+            keywords.check_distances(to, of_q[2], of_k[2], "score")
+    find = partial(_restricted, to)
+    return _attention(torch_of(q), find, q, k, v, mask, options, data, score, order)
 
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:
@@ -330,16 +345,18 @@ def _restricted(
     return _compiled(conventions.restricted(mask, to), *kernel, score=score)
 
 
-def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledMask:
+def _compiled(
+    mask: Mask, dim: int, dim_v: int, heads: int, dtype: Any, device: Device, *,
+    score: Score | None = None,
+) -> CompiledMask:  # fmt: skip
     """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    dim, dim_v, heads, dtype, (place, _) = kernel
     if score is not None and score.mask is not None:
         mask = mask & score.mask
     inner, held = emptied(mask)
-    target = "cpu" if place == "cpu" else None
+    target = "cpu" if device[0] == "cpu" else None
     try:
         formula = None if score is None else score.formula
         compiled = _remembered(inner, dim, dim_v, heads, dtype, target, formula)
