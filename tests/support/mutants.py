@@ -109,8 +109,13 @@ ROOMS: tuple[tuple[str, str], ...] = (
 """Tests of Python files, next to those that import a file or are named after its folders."""
 MEASURED = ROOT / "build" / "cover.pickle"
 """The lines that each test reaches, as `make cover` writes them."""
-TARGETS = ("sm_90a", "sm_80", "simt", "lists")
-"""Names in it for what emulated kernels run."""
+TARGETS = {
+    "common": ("sm_90a", "sm_80", "simt", "lists"),
+    "sm90a": ("sm_90a", "lists"),
+    "sm80": ("sm_80",),
+    "simt": ("simt",),
+}
+"""Names in it for what emulated kernels run, by the folder of templates that these kernels read."""
 
 
 class Fault(NamedTuple):
@@ -222,7 +227,8 @@ def _near(fault: Fault) -> Iterator[list[tuple[str, str | int]]]:
             yield [(fault.file, line + 1)]
         else:
             text = re.sub(r"\d+", "0", _lines(fault.file)[line].partition("//")[0].strip())
-            yield [(target, text) for target in TARGETS if len(text) > 8]
+            targets = TARGETS.get(Path(fault.file).parts[1], ())
+            yield [(target, text) for target in targets if len(text) > 8]
 
 
 def tests_of(fault: Fault) -> list[str]:
@@ -582,7 +588,8 @@ def _in_turn(
         while (todo or busy) and time.monotonic() < end:
             while todo and len(busy) < len(rooms):
                 free = next(room for room in rooms if room not in [at for _, at in busy.values()])
-                busy[_started(suite, free, todo[-1])] = todo.pop(), free
+                fault = todo.pop()
+                busy[_started(suite, free, fault)] = fault, free
             child, _, usage = os.wait4(-1, os.WNOHANG)
             if child not in busy:
                 time.sleep(0.05)

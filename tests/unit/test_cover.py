@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from types import CodeType
+from unittest.mock import Mock
 
 import pytest
 
@@ -208,6 +210,27 @@ def test_functions_that_take_a_fault(old, new, names):
     """None where the file is imported anew, because more than its functions differ."""
     changed = mutants.changed_functions(code_of(old), code_of(new))
     assert names == (None if changed is None else [code.co_qualname for code in changed])
+
+
+def test_each_fault_gets_its_own_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "TABLE", tmp_path / "mutants.txt")
+    monkeypatch.setattr(mutants, "finder", lambda suite, room, fault: f"{fault.line}")
+    faults, rooms = list(mutants.planted()[:3]), [tmp_path / name for name in "ab"]
+    for room in rooms:
+        room.mkdir()
+    mutants._in_turn(faults, rooms, time.monotonic() + 60, lambda text: None, Mock(items={}))
+    assert mutants.read_table() == {fault.key: f"{fault.line}" for fault in faults}
+
+
+@pytest.mark.parametrize(
+    ("file", "targets"),
+    [("sm80/gather.cuh", {"sm_80"}), ("sm90a/mma16.cuh", {"sm_90a", "lists"}),
+     ("common/lib/keep.cuh", {"sm_90a", "sm_80", "simt", "lists"}), ("cpu/lib/scores.h", set())],
+)  # fmt: skip
+def test_faults_are_of_targets_that_read_their_files(file, targets):
+    fault = mutants.Fault(f"templates/{file}", "sign", 20, "", "")
+    places = [place for line in mutants._near(fault) for place in line]
+    assert {target for target, _ in places} == targets
 
 
 def test_what_is_known_is_kept(tmp_path, monkeypatch):
