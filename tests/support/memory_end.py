@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
@@ -42,6 +41,6 @@ def run_apart(program: str) -> None:
     """Run a program with the emulator; fail unless it ends."""
     done = subprocess.run(
         [sys.executable, "-c", _BEGIN + program + _END],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
