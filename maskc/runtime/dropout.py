@@ -102,7 +102,7 @@ def _block(q: Any, rate: int, seed: Any, first: tuple[int, int]) -> bytes:
     else:
         pointer, number = _held(q, seed)
     scale = 0.0 if rate == PARTS else PARTS / (PARTS - rate)
-    return _BLOCK.pack(pointer, number, min(rate, PARTS - 1), scale, *first)
+    return _BLOCK.pack(pointer, number, rate, scale, *first)
 
 
 def _held(q: Any, seed: Any) -> tuple[int, int]:

@@ -576,6 +576,7 @@ def tried(faults: list[Fault], jobs: int, seconds: float, say: Callable[[str], N
         with suppress(OSError):  # none, or one that another process removes meanwhile
             shutil.copytree(builds, rooms[0] / builds.name, copy_function=os.link)
         os.environ |= {"MASKC_EMULATOR_DIR": str(rooms[0]), "MASKC_CACHE_DIR": str(rooms[0] / "c")}
+        os.environ["OMP_NUM_THREADS"] = "1"  # torch's pool: a forked process would wait for it
         os.chdir(rooms[0])
         imported = partial(_in_turn, faults, rooms[1:], end, say)
         imported_anew(rooms[0], sorted(files), Suite(imported))

@@ -116,7 +116,7 @@ def test_numbers_are_uniform():
 
 @pytest.mark.parametrize(("mask", "lengths"), alternating(
     [mc.full(), CAUSAL, mc.window(40) | mc.sinks(3), mc.dilated(40, stride=3)],
-    [(150, 150), (33, 200), (1, 70)],
+    [(150, 150), (33, 200), (1, 70), (70, 33)],
 ))  # fmt: skip
 def test_both_passes(mask, lengths):
     both_passes(mask, *lengths)

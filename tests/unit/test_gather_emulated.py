@@ -13,6 +13,7 @@ from maskc.layout.topk.indexer import MOST_HEADS
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.gathered import check, few, grid, indexer, with_factors
 from tests.support.hopper import same_bits
+from tests.support.memory_end import run_apart
 from tests.support.thorough import alternating, more
 
 CAUSAL = mc.causal()
@@ -47,7 +48,9 @@ def test_rows_that_are_filled_up(dims, target):
     check(UNION, (q, k, v, dout), {"scores": scores}, deterministic=ordered, target=target)
 
 
-@pytest.mark.parametrize(("shape", "target"), alternating([more((12, 72)), (130, 64)], TARGETS))
+@pytest.mark.parametrize(
+    ("shape", "target"), alternating([more((12, 72)), (130, 64), (64, 64), (128, 64)], TARGETS)
+)
 def test_an_indexer(shape, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     data = indexer(2, shape[0], 70, 140, shape[1])
@@ -110,3 +113,17 @@ def test_more_keys_than_have_bits_at_a_time():
     mask = mc.topk(70, mc.full(), score="given", share="all") ^ mc.window(30)
     made = few(2, 131_200, heads=1)
     check(mask, made, {"scores": LONG["told by a sample"](131_200)}, backward=False)
+
+
+_AT_THE_END = """
+mask = mc.topk(30, mc.causal(), score="given", share="all")
+for n_kv in (149, 150, 151):
+    q, k = torch.randn(1, 2, 5, 64).bfloat16(), torch.randn(1, 2, n_kv, 64).bfloat16()
+    scores = at_the_end(torch.randn(5, n_kv))
+    assert torch.isfinite(mask.compile(64, target="sm_90a")(q, k, k, scores=scores)).all()
+"""
+
+
+def test_nothing_is_read_past_the_scores():
+    """Scores are read four at a time."""
+    run_apart(_AT_THE_END)

@@ -60,6 +60,11 @@ def expected(q, k, v, dout, keep, dlse=None, **options):
     return oracle.in_double(both, q, k, v, dout, dlse, *rest)
 
 
+def made(arguments):
+    """Make the arrays of a case. At import they would start JAX, whose threads no fork copies."""
+    return {name: x() if callable(x) else x for name, x in arguments.items()}
+
+
 def gradients(function, q, k, v, dout, *rest):
     """(out, gradients) of a function of q, k, v and further arrays."""
     out, back = jax.vjp(function, q, k, v, *rest)
@@ -584,26 +589,27 @@ def test_mistakes_are_named():
         ({"cu_seqlens_q": np.array([0, 20])}, DataUnknown, r"mc\.cu_seqlens\(ends\)"),
         ({"implementation": "cudnn"}, NotTraced, "determine the kernel"),
         ({"normalizer": "entmax"}, NotTraced, "softmax only"),
-        ({"dropout_rng": jax.random.key(0)}, NotTraced, "dropout_seed="),
+        ({"dropout_rng": partial(jax.random.key, 0)}, NotTraced, "dropout_seed="),
         ({"softcapp": 3.0}, DataUnknown, "did you mean 'softcap'"),
         ({"mask": None}, NotAMask, r"mc\.full"),
         ({"layout": "sbhd"}, BadOption, r"integrations\.jax\.attention"),
         ({"scale": "wide"}, BadOption, "a number"),
-        (dict.fromkeys("qkv", jnp.ones((2, 20, 4, 64), int)), mc.MaskcError, "astype"),
-        ({"q": jnp.ones((20, 4, 64))}, WrongRank, r"x\[None\]"),
-        ({"k": jnp.ones((2, 20, 2, 32))}, BadShape, r"\(2, 20, 2, 64\) .*\n.*\[B, N, Hq, D\]"),
-        ({"v": jnp.ones((2, 9, 2, 64))}, BadShape, r"v has shape \(2, 9, 2, 64\)"),
-        ({"q": jnp.ones((2, 20, 3, 64))}, HeadsDoNotDivide, "[B, N, Hq, D]"),
+        (dict.fromkeys("qkv", partial(jnp.ones, (2, 20, 4, 64), int)), mc.MaskcError, "astype"),
+        ({"q": partial(jnp.ones, (20, 4, 64))}, WrongRank, r"x\[None\]"),
+        ({"k": partial(jnp.ones, (2, 20, 2, 32))}, BadShape,
+         r"\(2, 20, 2, 64\) .*\n.*\[B, N, Hq, D\]"),
+        ({"v": partial(jnp.ones, (2, 9, 2, 64))}, BadShape, r"v has shape \(2, 9, 2, 64\)"),
+        ({"q": partial(jnp.ones, (2, 20, 3, 64))}, HeadsDoNotDivide, "[B, N, Hq, D]"),
         ({"layout": "bhnd"}, HeadsDoNotDivide, r"\[B, Hq, N, D\]"),
         ({"dropout_p": 0.1, "dropout_seed": 1 << 70}, DropoutSeed, "1180591620717411303424"),
-        ({"dropout_p": 0.1, "dropout_seed": jax.random.split(jax.random.key(0))}, DropoutSeed,
-         r"\[2\]"),
+        ({"dropout_p": 0.1, "dropout_seed": lambda: jax.random.split(jax.random.key(0))},
+         DropoutSeed, r"\[2\]"),
         ({"doc": np.zeros(20, int)}, DataUnknown, "'doc'"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_words_of_jax(change, error, match):
     q, k, v, _ = oracle.inputs(tokens=20, kv_heads=2)
-    args = {"q": q, "k": k, "v": v, "mask": MASK, **change}
+    args = {"q": q, "k": k, "v": v, "mask": MASK, **made(change)}
     if change.get("layout") == "bhnd":
         args |= {"k": k[:, :19], "v": v[:, :19]}
     for run in (lambda: attention(**args), lambda: jax.jit(lambda: attention(**args))()):
@@ -616,20 +622,20 @@ def test_mistakes_are_told_in_words_of_jax(change, error, match):
     ("data", "error"),
     [
         ({}, DataMissing),
-        ({"docs": jnp.zeros(20, int)}, DataUnknown),
-        ({"doc": jnp.zeros(21, int)}, DataShape),
-        ({"doc": jnp.zeros((3, 20), int)}, DataShape),
-        ({"doc": jnp.zeros(20)}, DataType),
-        ({"doc": jnp.zeros(20, int), "other": jnp.zeros(20, int)}, DataUnknown),
+        ({"docs": partial(jnp.zeros, 20, int)}, DataUnknown),
+        ({"doc": partial(jnp.zeros, 21, int)}, DataShape),
+        ({"doc": partial(jnp.zeros, (3, 20), int)}, DataShape),
+        ({"doc": partial(jnp.zeros, 20)}, DataType),
+        ({"doc": partial(jnp.zeros, 20, int), "other": partial(jnp.zeros, 20, int)}, DataUnknown),
     ],
 )
 def test_data_that_do_not_fit_are_refused_before_anything_runs(data, error):
     q, k, v, _ = oracle.inputs(tokens=20)
     run = partial(attention, mask=mc.documents("doc"))
     with pytest.raises(error):
-        run(q, k, v, **data)
+        run(q, k, v, **made(data))
     with pytest.raises(error):
-        jax.jit(run).lower(q, k, v, **data)
+        jax.jit(run).lower(q, k, v, **made(data))
 
 
 def test_values_that_do_not_fit():
@@ -670,12 +676,17 @@ def card(monkeypatch):
     ("mask", "data", "error", "match"),
     [
         (mc.causal() & mc.window(mc.param("w", 8)), {"w": 3}, None, ""),
-        (mc.causal() & mc.window(mc.param("w", 8)), {"w": jnp.int32(3)}, NotTraced, "on GPUs"),
-        (mc.documents("doc"), {"doc": jnp.zeros(60, int)}, None, ""),
-        (mc.documents("doc"), {"doc": jnp.zeros(61, int)}, DataShape, "doc"),
-        (mc.documents("doc"), {"doc": jnp.zeros(60)}, DataType, "float32"),
-        (mc.tree("tree"), {"tree": mc.parents(jnp.asarray(PARENTS))}, NotRecorded, "tree"),
-        (mc.key_lists("lists"), {"lists": jnp.asarray(LISTS)}, NotRecorded, "lists"),
+        (
+            mc.causal() & mc.window(mc.param("w", 8)),
+            {"w": partial(jnp.int32, 3)},
+            NotTraced,
+            "on GPUs",
+        ),
+        (mc.documents("doc"), {"doc": partial(jnp.zeros, 60, int)}, None, ""),
+        (mc.documents("doc"), {"doc": partial(jnp.zeros, 61, int)}, DataShape, "doc"),
+        (mc.documents("doc"), {"doc": partial(jnp.zeros, 60)}, DataType, "float32"),
+        (mc.tree("tree"), {"tree": lambda: mc.parents(jnp.asarray(PARENTS))}, NotRecorded, "tree"),
+        (mc.key_lists("lists"), {"lists": partial(jnp.asarray, LISTS)}, NotRecorded, "lists"),
     ],
 )
 def test_programs_of_a_card(card, monkeypatch, mask, data, error, match):
@@ -693,7 +704,7 @@ def test_programs_of_a_card(card, monkeypatch, mask, data, error, match):
 
     monkeypatch.setattr(jax_attention, "FORWARD", Noted)
     q, k, v, _ = oracle.inputs("bfloat16", tokens=60)
-    jax.eval_shape(lambda q: attention(q, k, v, mask, **data), q)
+    jax.eval_shape(lambda q: attention(q, k, v, mask, **made(data)), q)
     ((arrays, call),) = seen
     if error is None:
         recorded, results = lowered._recorded("forward", call, "cuda", arrays)

@@ -460,6 +460,7 @@ def test_packed_rows_are_covered_once(data):
     assert made.filled == sum(size > 0 for size in sizes)
     cutting = work.cutting_of(n_q * rule.heads, rule)
     assert len(items) <= cutting.room(len(lists), max(counts))
+    assert rule.invariant or cutting.room(10**6, 300) <= 10**6 + 4 * cutting.blocks
     seen = [np.zeros(counts[number], int) for number in lists]
     parts: dict[int, tuple[int, int, int]] = {}  # by number: head, first tile, tiles
     for item in items:

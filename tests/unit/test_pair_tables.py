@@ -5,10 +5,7 @@ The emulator runs them; the definition is PyTorch's operators in float64, gradie
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,10 +23,9 @@ from maskc.core.tensors import HOST, Array
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.hopper import nan_memory
+from tests.support.memory_end import run_apart
 from tests.support.pair_tables import ADDED, BIAS, CAPPED, FACTOR, KINDS, TURNED, TWICE, judged
 from tests.support.thorough import more
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -210,47 +206,22 @@ def test_a_later_call_has_another_alignment():
 
 
 _AT_THE_END = """
-import ctypes, mmap, os, pytest, torch
-import maskc as mc
-from maskc.testing.emulator import machine
 from tests.support.pair_tables import ADDED
-
-machine.install(pytest.MonkeyPatch())
-page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
-
-def at_the_end(x):
-    size = x.numel() * x.dtype.itemsize
-    whole = -(-size // page) * page
-    room = mmap.mmap(-1, whole + page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    view = torch.frombuffer(room, dtype=torch.uint8)[whole - size : whole]
-    assert libc.mprotect(ctypes.c_void_p(start + whole), page, 0) == 0
-    return view.view(x.dtype).view(x.shape).copy_(x)
 
 for n_q, n_kv in ((130, 200), (70, 133), (192, 128)):
     for dtype in (torch.float32, torch.bfloat16):
-        bias = at_the_end(torch.randn((1, 2, n_q, n_kv)).to(dtype))
+        bias = at_the_end(torch.randn(1, 2, n_q, n_kv).to(dtype))
         q, k = torch.randn(1, 2, n_q, 64).bfloat16(), torch.randn(1, 2, n_kv, 64).bfloat16()
         attn = mc.full().compile(64, dtype="bfloat16", target="sm_90a", score=ADDED)
         out, lse = attn(q, k, k, return_lse=True, bias=bias)
         attn.backward(q, k, k, out, lse, out, bias=bias)
         assert torch.isfinite(out).all()
-print("entries of pairs", flush=True)
-x = at_the_end(torch.randn(1, 1, 150, 72).bfloat16())
-attn = mc.causal().compile(72, dtype="bfloat16", target="sm_90a")
-assert torch.isfinite(attn(x, x, x, normalizer="entmax")).all()
-print("values", flush=True)
-os._exit(0)
 """
 
 
 @pytest.mark.usefixtures("device")
-def test_nothing_is_read_past_the_end():
-    """The page behind a table, or behind values of rows that are no whole slabs, cannot be read."""
-    done = subprocess.run(
-        [sys.executable, "-c", _AT_THE_END], capture_output=True, text=True, cwd=ROOT
-    )
-    assert (done.returncode, done.stdout) == (0, "entries of pairs\nvalues\n"), done.stderr
+def test_nothing_is_read_past_the_table():
+    run_apart(_AT_THE_END)
 
 
 def test_sources_name_the_table():

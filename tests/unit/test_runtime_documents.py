@@ -210,6 +210,8 @@ def test_the_host_makes_these_lists(machine, monkeypatch):
     monkeypatch.setattr("maskc.runtime.device_lists.data._MOST_TILES", 5)
     mask(*given(n=300), doc=ids((300,)))
     assert names(machine) == ["attention_forward"]
+    mask(*given(n=64, n_kv=300), doc=(ids((64,)), ids((300,))))  # one row of tiles
+    assert LISTS in names(machine)
 
 
 def test_other_masks_have_no_such_source():

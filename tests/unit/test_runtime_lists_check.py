@@ -55,6 +55,10 @@ def test_lists_of_the_device_are_checked(card, monkeypatch, name, backward):
     assert len(attn.last_layouts) == len(attn.last_sources)
 
 
+def test_no_tile_begins_behind_a_last_document_of_one_token(card):
+    call(mc.documents("x"), {"x": np.repeat([0, 1, 2], [90, N - 91, 1])})
+
+
 def test_every_call_is_checked_against_its_own_arrays(card, monkeypatch):
     compared, compare = [], ListsCheck.compare
     monkeypatch.setattr(ListsCheck, "compare", lambda *x: compared.append(compare(*x)))

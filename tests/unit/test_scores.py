@@ -510,6 +510,11 @@ def test_calls_that_are_refused():
     ):
         with pytest.raises(kind):
             attn(x, x, x, **options)
+    squares = CAUSAL.compile(
+        16, dtype="float32", target="cpu", score=mc.score(lambda s, q: s + mc.table("bias")[q * q])
+    )
+    with pytest.raises(ScoreIndex, match="0 to 361"):
+        squares(x, x, x, bias=np.zeros(361, np.float32))
     with pytest.raises(NotAScore):
         CAUSAL.compile(16, target="cpu", score=lambda s: s)
 

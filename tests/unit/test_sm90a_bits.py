@@ -59,6 +59,7 @@ OTHERWISE = {
     "data in any order": mc.documents("d") & mc.window(80, 40),
     "data and pairs": mc.documents("d") & mc.strided(3),
     "data or not": mc.documents("d") | mc.window(20),
+    "heads of one interval and of two": mc.per_head([mc.causal(), mc.window(99) | mc.sinks(5)]),
     "heads of two runs": mc.per_head([mc.block_diagonal(64), mc.where(lambda q, k: k // 16 == q)]),
 }
 
@@ -105,6 +106,10 @@ def flags(rng, n_q, n_kv):
     return rng.random(n_kv) < 0.5
 
 
+def query_flags(rng, n_q, n_kv):
+    return rng.random(n_q) < 0.5
+
+
 def ends(rng, n_q, n_kv):
     """One padding for all queries."""
     return np.full(n_q, rng.integers(0, n_kv // 2 + 1)), np.full(n_q, rng.integers(n_kv + 1))
@@ -148,6 +153,10 @@ OF_DATA = {
     "two rulers": (
         mc.documents("d") & mc.documents("e") & CAUSAL,
         {"d": packed_ids(200), "e": packed_ids(70)},
+    ),
+    "two flags of queries": (
+        mc.flags("x", on="q") & CAUSAL | mc.flags("y", on="q") & mc.window(50, 50),
+        {"x": query_flags, "y": query_flags},
     ),
 }  # fmt: skip
 """Masks of batches, with long runs of columns that have the same data, short ones and none."""

@@ -147,8 +147,7 @@ plan_pages(const __grid_constant__ struct PageStep p) {
         row += rows, block += blocks;
     }
     if (blockIdx.x == gridDim.x - 1) {
-        const i32 rows = p.tokens > row ? p.tokens - row : 0;
         const i32 blocks = p.blocks > block ? p.blocks - block : 0;
-        fill_span(p, {0, row, rows, block, blocks, 0, false}, {0, 0});
+        fill_span(p, {0, row, p.tokens, block, blocks, 0, false}, {0, 0});
     }
 }
