@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from maskc import conventions
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, shown_by_overload
+from maskc.core.data import CONVENTIONS
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.recorders import refuse_proxy, unscripted
@@ -135,12 +136,16 @@ def attention(
     """
     if others:
         raise ArgumentsByPlace("mc.attention", len(others), at="mask")
-    if not keywords:
+    if _RESERVED.isdisjoint(keywords):
         return attend(q, k, v, mask, DEFAULTS, keywords)
     options, data = CallOptions.read(keywords)
     score = data.pop("score", None)
     of_others = conventions.Keywords.taken(data) if data else None
     return attend(q, k, v, mask, options, data, score, of_others)
+
+
+_RESERVED = frozenset((*CallOptions._fields, *CONVENTIONS, "score"))
+"""Keywords of `attention` that are no data."""
 
 
 def attend(
@@ -158,13 +163,13 @@ def attend(
         return _by_convention(q, k, v, mask, options, data, of_others, score)
     if not isinstance(mask, Mask):
         raise conventions.without_mask(mask, data)
-    _hint(q, k)
-    return _attention(_compiled, q, k, v, mask, options, data, score)
-
-
-def _hint(q: Any, k: Any) -> None:
-    """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     torch = torch_of(q)
+    _hint(torch, q, k)
+    return _attention(torch, _compiled, q, k, v, mask, options, data, score)
+
+
+def _hint(torch: Any, q: Any, k: Any) -> None:
+    """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     if torch is not None and (
         torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     ):
@@ -182,12 +187,11 @@ def _hint(q: Any, k: Any) -> None:
 
 
 def _attention(
-    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
-    score: Score | None = None, order: Order | None = None,
+    torch: Any, find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
+    data: dict[str, Any], score: Score | None = None, order: Order | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
-    the mask. Log-sum-exps are [B, H, N]."""
-    torch = torch_of(q)
+    the mask; `torch` is what `torch_of` gives. Log-sum-exps are [B, H, N]."""
     watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
         score = as_score(score)
@@ -257,7 +261,7 @@ def _scaled(
     refuse_gradients(place[0], q, k, v, options, data)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
     q, k, v = multiplied_out(q, k, v, data, kind)
-    out = _attention(find, q, k, v, mask, options, data)
+    out = _attention(torch, find, q, k, v, mask, options, data)
     if isinstance(out, torch.Tensor):
         return out.to(torch.bfloat16)
     return out[0].to(torch.bfloat16), *out[1:]
@@ -275,7 +279,7 @@ def _by_convention(
         raise conventions.without_mask(mask, data)
     layout = None if keywords.layout is None else layout_of(keywords.layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
-        return _attention(_compiled, q, k, v, mask, options, data)
+        return _attention(torch_of(q), _compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
     swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
@@ -284,7 +288,7 @@ def _by_convention(
         raise BadOption("return_selection and indexer_loss", wanted, finding, at="layout")
     order = ORDERS["packed" if packed else layout or "bshd"] if swapped else None
     if layout is None and not packed:
-        _hint(q, k)
+        _hint(torch_of(q), q, k)
     if order is None or (order.fits(q) and order.fits(k) and order.fits(v)):
         results = _in_order(q, k, v, mask, options, data, keywords, score, order)
     else:
@@ -306,7 +310,8 @@ def _in_order(
     keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(of_q[2], of_k[2], masked, data)
-    return _attention(partial(_restricted, to), q, k, v, mask, options, data, score, order)
+    find = partial(_restricted, to)
+    return _attention(torch_of(q), find, q, k, v, mask, options, data, score, order)
 
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:
@@ -330,16 +335,18 @@ def _restricted(
     return _compiled(conventions.restricted(mask, to), *kernel, score=score)
 
 
-def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledMask:
+def _compiled(
+    mask: Mask, dim: int, dim_v: int, heads: int, dtype: Any, device: Device, *,
+    score: Score | None = None,
+) -> CompiledMask:  # fmt: skip
     """The kernel of a mask, head_dim, head_dim_v, heads, dtype and device; made once.
 
     A function of its own, as torch.compile takes no cached one for an argument.
     """
-    dim, dim_v, heads, dtype, (place, _) = kernel
     if score is not None and score.mask is not None:
         mask = mask & score.mask
     inner, held = emptied(mask)
-    target = "cpu" if place == "cpu" else None
+    target = "cpu" if device[0] == "cpu" else None
     try:
         formula = None if score is None else score.formula
         compiled = _remembered(inner, dim, dim_v, heads, dtype, target, formula)
@@ -371,8 +378,7 @@ def diff(
     a: Mask, b: Mask, /, *, n: int | None = None, n_q: int | None = None,
     n_kv: int | None = None, n_heads: int | None = None, **data: Any,
 ) -> Difference | None:  # fmt: skip
-    """Find a pair that distinguishes two masks, with data that make them differ; None if they are
-    equal.
+    """Find a pair that only one of two masks keeps; None if they are equal.
 
     With `n` and all data that the masks name, the answer is exact for these, and the pair is the
     first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,

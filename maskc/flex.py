@@ -48,7 +48,7 @@ def flex_attention(
             ALiBi, or several of these: `cap * torch.tanh(score / cap)`,
             `score + slopes[h] * (kv_idx - q_idx)`, `score - slopes[h] * (q_idx - kv_idx).abs()`.
             Slopes may come from a tensor that requires grad. Any other formula runs as that of
-            `mc.from_score_mod`, on CPUs and on CUDA cores.
+            `mc.from_score_mod`.
         block_mask: a BlockMask or a mask of maskc; None keeps every pair.
         scale: factor of q . k; D^-1/2 when None.
         enable_gqa: whether query may have more heads than key and value.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import cover, ledger
+from tests.support import cover, ledger, message_texts
 
 # A slow machine must not fail a property: no test sets a deadline or health checks of its own.
 settings.register_profile("suite", deadline=None, suppress_health_check=list(HealthCheck))
@@ -194,6 +194,23 @@ def golden(request: pytest.FixtureRequest):
         if not file.exists():
             pytest.fail(f"no golden text {name}: run pytest --update-golden and read the result")
         assert text == file.read_text(), f"{name} changed: --update-golden if that is meant"
+
+    return compare
+
+
+@pytest.fixture
+def message(request: pytest.FixtureRequest):
+    """Compare a text with a case of tests/messages/<file>.txt; --update-golden accepts the new
+    one, in one process."""
+
+    def compare(file: str, case: str, text: str) -> None:
+        texts = message_texts.read(file)
+        if request.config.getoption("--update-golden"):
+            message_texts.write(file, texts | {case: text})
+        else:
+            assert text == texts.get(case), (
+                f"{case} of {file}.txt: --update-golden if that is meant"
+            )
 
     return compare
 

@@ -39,11 +39,17 @@ if TYPE_CHECKING:
     "--kv-heads", type=click.IntRange(1), metavar="H",
     help="Key/value heads.  [default: --heads]",
 )  # fmt: skip
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, metavar="B")
 @click.option(
-    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
+    "--batch", type=click.IntRange(1), default=1, show_default=True, metavar="B", help="Sequences."
 )
-@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True,
+    help="Forward pass, backward pass, or both.",
+)  # fmt: skip
+@click.option(
+    "--repeats", type=click.IntRange(1), default=20, show_default=True, metavar="N",
+    help="Rounds of timing.",
+)  # fmt: skip
 @click.option(
     "--tiles", is_flag=True,
     help="Time the forward pass in every tile of the target, or in those with --tile or --stages; "

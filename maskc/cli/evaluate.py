@@ -45,6 +45,7 @@ _PARTS = ("information", "perplexity", "retrieval")
     type=click.IntRange(1),
     default=2,
     show_default=True,
+    metavar="S",
     help="Sequences of each text.",
 )
 @click.option(
@@ -62,19 +63,21 @@ _PARTS = ("information", "perplexity", "retrieval")
 )  # fmt: skip
 @click.option("--ablate", is_flag=True, help="Also evaluate the mask without each of its terms.")
 @click.option(
-    "--needles", type=click.IntRange(0), default=0, show_default=True,
+    "--needles", type=click.IntRange(0), default=0, show_default=True, metavar="T",
     help="Number of texts that test retrieval: the model must repeat a number.",
 )  # fmt: skip
 @click.option("--layers", metavar="I,...", help="Layers whose retained attention mass is computed.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part.")
 @click.option("--device", metavar="D", help="cpu or cuda.  [default: a GPU if there is one]")
 @click.option(
-    "--dtype", default="float32", show_default=True, help="Dtype of weights and activations."
-)
+    "--dtype", default="float32", show_default=True, metavar="T",
+    help="Dtype of weights and activations.",
+)  # fmt: skip
 @click.option(
-    "--margin", default=0.02, show_default=True, help="Loss in nats that counts as equal."
-)
-@click.option("--seed", type=int, default=0, show_default=True)
+    "--margin", default=0.02, show_default=True, metavar="NATS",
+    help="Loss in nats that counts as equal.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of resampling.")
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
 @json_option
 def evaluate(entries: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:

@@ -16,7 +16,7 @@ from maskc.cli.options import (
     mask_source,
     source_options,
 )
-from maskc.cli.output import echo, one_by_one, write_json
+from maskc.cli.output import columns, echo, one_by_one, write_json
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
@@ -53,7 +53,8 @@ def explain(
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *comparison]
         chosen = plan_report.choice_lines(plan, n, n_kv)
         times = plan_report.time_lines(plan, n, n_kv)
-        echo("\n".join([*text, *cost_lines(cost), *chosen, *times, ""]))
+        lines = "\n".join([*text, *cost_lines(cost), *chosen, *times]).split("\n")
+        echo("\n".join([*plan_report.narrowed(lines, columns()), ""]))
     if as_json:
         write_json({"patterns": reports})
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     "--n", type=LENGTH_TYPE, required=True, metavar="N",
     help="Tokens of the sequence: 131072, 128k (k = 1024), 1M.",
 )  # fmt: skip
-@click.option("--ranks", type=click.IntRange(1), required=True, metavar="P", help="Ranks.")
+@click.option(
+    "--ranks", type=click.IntRange(1), required=True, metavar="P",
+    help="Number of ranks (GPUs) that share the sequence.",
+)  # fmt: skip
 @click.option(
     "--network", metavar="NET",
     help="nvlink, 400Gb/s, 800Gb/s, or another speed per rank; NVLink up to eight ranks.",
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     help="contiguous, zigzag, striped, balanced, or auto.",
 )  # fmt: skip
 @click.option("--kv-heads", type=click.IntRange(1), metavar="H", help="Key/value heads.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, show_default=True, metavar="B", help="Sequences."
+)
 @click.option(
     "--data", "files", multiple=True, metavar="NAME=FILE",
     help="Data of the mask, for all tokens. Without it the plan holds for any data.",

@@ -51,10 +51,11 @@ _CHECKED = 2
     help="Lengths to time: 512,1k,2k.  [default: short ones; that of --data]",
 )  # fmt: skip
 @click.option(
-    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
-)
+    "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True,
+    help="Forward pass, backward pass, or both.",
+)  # fmt: skip
 @click.option(
-    "--repeats", type=click.IntRange(0), default=10, show_default=True,
+    "--repeats", type=click.IntRange(0), default=10, show_default=True, metavar="N",
     help="Rounds of timing; 0 checks results and times nothing.",
 )  # fmt: skip
 @click.option(

@@ -203,8 +203,8 @@ def _seen(report: Report) -> Iterator[str]:
         other = [row["case"] for row in rows if row["looks"] not in (plain, "full")]
         if len(other) == len(rows):
             continue
-        until = f"from {other[0]} on" if other else "at none of these lengths"
-        yield f"differs from {plain} {until}"
+        until = f"at {other[0]} and more" if other else "at none of these lengths"
+        yield f"the mask differs from {plain}() {until}"
     tiles = {kind: sum(row[kind] for row in rows) for kind in ("full", "partial", "empty")}
     yield "tiles of 64 x 64: " + ", ".join(f"{count} {kind}" for kind, count in tiles.items())
     if report["unreached"]:

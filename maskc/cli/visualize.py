@@ -86,7 +86,7 @@ def _tile(text: str) -> tuple[int, int]:
     help="Draw a heatmap of attention weights, of --data q=FILE and k=FILE or of random q and k.",
 )  # fmt: skip
 @click.option(
-    "--head", type=click.IntRange(0), default=0, show_default=True,
+    "--head", type=click.IntRange(0), default=0, show_default=True, metavar="H",
     help="With --weights: the query head.",
 )  # fmt: skip
 @click.option(

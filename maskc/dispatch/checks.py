@@ -54,7 +54,8 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
             raise WrongRank(name, array.shape, at=name)
     batch, heads_q, n_q, _ = q.shape
     heads_kv, n_kv = k.shape[1], k.shape[2]
-    _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
+    _shape("q", q, (batch, heads_q, n_q, problem.head_dim),
+           f"as compiled with head_dim={problem.head_dim}")  # fmt: skip
     _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q or 1, head_dim of q")
     _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "batch, heads and tokens of k")
     if heads_q and (not heads_kv or heads_q % heads_kv):

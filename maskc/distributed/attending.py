@@ -61,9 +61,10 @@ def attention(
             `plan.given(...)`.
         layer: name of the mask, if the plan has several.
         group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group.
-        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
-            deterministic: as in `mc.attention`. With deterministic=True, gradients from several
-            ranks are added in the order of the ranks.
+        scale, return_lse, softcap, alibi_slopes, sink_logits: as in `mc.attention`.
+        normalizer, alpha, nan_safe: as in `mc.attention`.
+        deterministic: as in `mc.attention`; gradients from several ranks are then added in the
+            order of the ranks.
         dropout_p: as in `mc.attention`.
         dropout_seed: required with dropout_p, and the same on every rank. The dropped weights are
             then those that one GPU would drop.

@@ -60,8 +60,8 @@ def flags(
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
 
     Rows of a few flagged tokens among many keys, such as global tokens, are gathered into dense
-    tiles. With `at_most` the flags may be on a GPU and the host does not wait. Without it, the host
-    counts the flags and waits for the device.
+    tiles. Flags on a GPU need `at_most` for this. Without it, every tile that contains a flag is
+    live.
 
     Args:
         name: the keyword under which calls pass the flags.

@@ -274,7 +274,7 @@ class Mask:
         batch: int | None = None,
         **data: object,
     ) -> BlockLayout:
-        """Return the live tiles of one head of one sequence in CSR form, exact to the tile.
+        """Return the tiles of one head of one sequence that contain a live pair, in CSR form.
 
         Args:
             n_q: queries.
@@ -421,7 +421,7 @@ class Mask:
             n_heads: query heads; needed if heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. None: taken from each call; `explain` and `warmup` then use
-                    bfloat16. Sums are fp32.
+                bfloat16. Sums are fp32.
             target: one of cpu, simt, sm_80 and sm_90a; None is the best target of this machine.
                 simt runs on CUDA cores. It replaces a CUDA target without kernels for the dtype,
                 the head dimensions or the score formula; see `target` of the result.

@@ -177,7 +177,7 @@ def _of_library(value: object) -> str:
     if (text := _XFORMERS.get(name)) is not None:
         return text
     if name.startswith("Paged"):
-        return "a mask over the pool: docs/language.md, Decoding from a pool of pages"
+        return "a mask over the pool: docs/decoding.md, Decoding from a pool of pages"
     if "PaddedKeys" in name or "GappyKeys" in name:
         return f"write {_OWN_KEYS}"
     return "docs/porting.md names the combinator of each attn_bias"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import sympy
 
@@ -25,6 +25,10 @@ from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import USUAL_HEADS, Candidate, choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask, selections
+
+_LABEL = 9
+"""Columns of a label; text begins behind them."""
+_WIDTH = 100
 
 
 def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | None:
@@ -249,7 +253,28 @@ def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
 
 def wrapped(label: str, text: str) -> list[str]:
     """An entry of the report: a label, and text that continues below itself."""
+    return _wrapped(f"{label:<{_LABEL}}{text}", _WIDTH)
+
+
+def _wrapped(entry: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text, 100, initial_indent=f"{label:<9}", subsequent_indent=" " * 9,
+        entry, width, subsequent_indent=" " * _LABEL,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def narrowed(lines: Iterable[str], width: int) -> list[str]:
+    """Wrap a report for a terminal of `width` columns; a wide one shows the lines as they are."""
+    if width >= _WIDTH:
+        return list(lines)
+    entries: list[str] = []
+    before = ""
+    for line in lines:
+        word = line.split(maxsplit=1)[0] if line.strip() else ""
+        full = len(before) <= _WIDTH < len(before) + 1 + len(word)
+        if full and line[:_LABEL].isspace():
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line)
+        before = line
+    return [part for entry in entries for part in _wrapped(entry, max(width, 40)) or [""]]

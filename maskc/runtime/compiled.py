@@ -430,7 +430,7 @@ class CompiledMask:
             alibi_slopes: fp32 [Hq]; -slope * |p - k| is added to the scores, p being the query's
                 position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
-            normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
+            normalizer: "softmax", or "entmax".
             alpha: alpha of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. A 1-D array
                 [Hq] has one alpha per head, a 0-D array one for all. The host reads the array and
                 waits; heads with equal alpha run together. A torch tensor that requires grad gets

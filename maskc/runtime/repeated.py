@@ -86,7 +86,10 @@ class RepeatedPass:
             self._watched, self._stale = watched, False
         watched = self._watched
         kept = plan.kept.get(stream)
-        lists = None if kept is None else kept.pop(watched, None)  # until they have been read
+        lists = None if kept is None else kept.pop(watched.state, None)  # until they have been read
+        if kept is not None and lists is not None and lists.watched is not watched:
+            kept[watched.state] = lists  # of another array at the address
+            lists = None
         if kept is None or lists is None:
             lists, _ = plan.place(library, q, watched)
         pointers: Pointers = tensors
@@ -103,5 +106,5 @@ class RepeatedPass:
         try:
             plan.main.run(sent, pointers, numbers, stream)
         finally:
-            kept[watched] = lists
+            kept[watched.state] = lists
         return True

@@ -59,6 +59,7 @@ attention_backward_few(const __grid_constant__ struct Attention p,
 #if PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
+constexpr int PAIR_COPIERS = 1;
 #include "sm90a/lib/pair_ring.cuh"
 
 #endif
@@ -541,7 +542,7 @@ attention_backward(const __grid_constant__ struct Attention p,
 #if WITH_PAIR_RING
 #if PAIR_RING
         } else if (warp == 0) {
-            copy_pairs(p);
+            copy_pairs(p, 0);
 #endif
 #endif
         } else if (warp == 2) {

@@ -47,6 +47,7 @@
 #if PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
+constexpr int PAIR_COPIERS = 2;
 #include "sm90a/lib/pair_ring.cuh"
 
 #endif
@@ -61,6 +62,7 @@ struct alignas(16) Row {
 #if WITH_PAIR_RING
 #if PAIR_RING
     struct PairPlace pairs;  // of the current tile's entries; in registers only
+    u32 home;                // where a lane finds its first matrix in a tile of entries
 #endif
 #endif
 };
@@ -219,9 +221,7 @@ struct Where {
     FN struct PairPlace pairs() const { return row.pairs; }
     // The entries of elements i to i + 7.
     FN void load_pairs(u32 (&x)[4], u32 tile, int i) const {
-        const u32 lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 - 64;
-        load_matrices(x[0], x[1], x[2], x[3],
-                      pair_piece(tile, first + lane % 16, (u32)i / 4 + lane / 16));
+        load_matrices(x[0], x[1], x[2], x[3], tile + (row.home ^ (u32)i * 4));
     }
 #endif
 #endif
@@ -378,7 +378,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_PAIR_RING
 #if PAIR_RING
     struct PairPlace pairs = {0, 0};
+    const u32 lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16 - 64;
+    u32 home = pair_piece(0, first_row + lane % 16, lane / 16);
+    asm volatile("" : "+r"(home));  // keeps it in a register
     row.pairs = pairs;
+    row.home = home;
 #endif
 #endif
     finish_scores(s, p, row, query, word, kept, seen);
@@ -457,13 +461,19 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if PAIR_RING
         pairs.next();
         row.pairs = pairs;
+        row.home = home;
 #endif
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
         if (follows(next)) lay_pairs(p, row, query, next);
 #endif
+#if WITH_PAIR_RING
+        const bool weighed = SUMS_DECIDE && weigh(weights, s, factors.unit, softmax);
+        const bool raised = !weighed && raise_tops(s, factors.unit, factors.stale, softmax);
+#else
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
+#endif
         if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);
             fence_operand(s);
@@ -499,6 +509,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         stage.next();
         k_tile = k_tiles + stage.at * (K_BYTES >> 4);
         v_tile = v_tiles + last.at * (V_STAGE >> 4);
+#if WITH_PAIR_RING
+        if (weighed) continue;
+#endif
         if (PV_WAIT < 2) exponentials(s, 0, factors.unit, softmax);
         exponentials(s, 1, factors.unit, softmax);
         drop(s, stay);
@@ -540,7 +553,8 @@ attention_forward(const __grid_constant__ struct Attention p,
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
 #if WITH_PAIR_RING
 #if PAIR_RING
-        if (uniform(threadIdx.x / 32) == 1) copy_pairs(p);
+        const i32 copier = uniform(threadIdx.x / 32) - 1;
+        if (0 <= copier && copier < PAIR_COPIERS) copy_pairs(p, copier);
 #endif
 #endif
 #if WITH_PAGES

@@ -139,7 +139,7 @@ def scores_made(monkeypatch, q, k, w):
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_scores_in_e4m3(monkeypatch, dim):
-    """Results are as accurate as docs/language.md says: Hopper adds up products of E4M3 with fewer
+    """Results are as accurate as docs/selection.md says: Hopper adds up products of E4M3 with fewer
     bits than fp32 has."""
     torch.manual_seed(0)
     shapes = (1, 64, 100, dim), (1, 700, dim)

@@ -1,15 +1,12 @@
 """The full text of every mistake in the mask language and in pattern files.
 
 language.txt holds, case by case, what a pattern file says after `import maskc as mc` and what maskc
-answers. After a deliberate change, `python tests/messages/test_language_messages.py` writes the
-answers anew; read the difference.
+answers.
 """
 
 from __future__ import annotations
 
 import linecache
-import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,19 +14,16 @@ import pytest
 import maskc as mc
 from maskc.core.errors import MaskcError, language
 from maskc.dsl.parser import parse
+from tests.support import message_texts
 from tests.support.cli import maskc
-
-TEXTS = Path(__file__).with_name("language.txt")
 
 
 def cases() -> dict[str, tuple[str, str]]:
     """name -> (body of the file, the message)."""
-    found = {}
-    for block in TEXTS.read_text().split("\n==== ")[1:]:
-        name, _, rest = block.partition("\n")
-        body, _, message = rest.partition("\n----\n")
-        found[name] = body, message.rstrip("\n")
-    return found
+    parts = {
+        name: text.partition("\n----\n") for name, text in message_texts.read("language").items()
+    }
+    return {name: (body, said) for name, (body, _, said) in parts.items()}
 
 
 def answer(body: str) -> str:
@@ -44,12 +38,12 @@ def answer(body: str) -> str:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_the_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message) -> None:
     monkeypatch.chdir(tmp_path)
-    body, message = cases()[name]
+    body, _ = cases()[name]
     if "import torch" in body:
         pytest.importorskip("torch")
-    assert answer(body) == message
+    message("language", name, f"{body}\n----\n{answer(body)}")
 
 
 def test_every_class_has_a_text() -> None:
@@ -63,20 +57,6 @@ def test_every_class_has_a_text() -> None:
     assert {name.split()[0] for name in cases()} == codes | {"MC001"}
     for name, (_, message) in cases().items():
         assert name.startswith(("MC001", message.split()[0]))
-
-
-def main() -> None:
-    old = cases()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        new = {name: (body, answer(body)) for name, (body, _) in old.items()}
-    head = TEXTS.read_text().partition("\n==== ")[0]
-    blocks = (f"\n==== {n}\n{body}\n----\n{message}\n" for n, (body, message) in new.items())
-    TEXTS.write_text(head + "".join(blocks))
-
-
-if __name__ == "__main__":
-    main()
 
 
 # ------------------------------------------------------------------ places in expressions

@@ -1,7 +1,5 @@
 """The full text of every refusal around models of transformers (MC605 to MC609, MC613, MC614)."""
 
-# ruff: noqa: E501 - messages stand here as they are printed
-
 from __future__ import annotations
 
 import re
@@ -81,75 +79,26 @@ IDS = torch.arange(3, 27)[None]
 PACKED = torch.cat([torch.arange(10), torch.arange(14)])[None]
 
 TEXTS = {
-    "longformer": (
-        lambda: ours("LongformerConfig", **models.ENCODER, attention_window=8),
-        "MC605  LongformerModel cannot run with attn_implementation='maskc': it computes attention by itself and never calls transformers' attention interface\n"
-        "    hint: load it with attn_implementation='eager'",
-    ),
-    "big_bird": (
-        lambda: ours("BigBirdConfig", **models.ENCODER | {"vocab_size": 99}),
-        "MC605  BigBirdModel cannot run with attn_implementation='maskc': it computes attention by itself and never calls transformers' attention interface\n"
-        "    hint: load it with attn_implementation='eager'",
-    ),
-    "position_bias": (
-        biased,
-        "MC606  Module calls its attention with position_bias and softcap, which maskc does not compute\n"
-        "    hint: load the model with attn_implementation='eager'",
-    ),
-    "output_attentions": (
-        lambda: llama(output_attentions=True),
-        "MC606  LlamaAttention of llama calls its attention with output_attentions=True, which maskc does not compute\n"
-        "    hint: load the model with attn_implementation='eager' to look at attention weights",
-    ),
-    "unknown": (
-        lambda: llama(tree=torch.ones(1)),
-        "MC606  LlamaAttention of llama calls its attention with tree, which maskc does not compute\n"
-        "    hint: load the model with attn_implementation='eager'",
-    ),
-    "deepseek_v32": (
-        deepseek,
-        "MC606  DeepseekV32Attention of deepseek_v32 calls its attention with indices, which maskc does not compute\n"
-        "    hint: the keys chosen by the model's indexer would be ignored: load the model with attn_implementation='eager'",
-    ),
-    "torch_function": (
-        as_tensor,
-        "MC607  llama reads torch.add of its attention mask, which is a set in maskc and not a tensor\n"
-        "    hint: this model computes with masks itself: load it with attn_implementation='eager'",
-    ),
-    "packed_with_a_cache": (
-        lambda: llama(position_ids=PACKED),
-        "MC608  LlamaAttention of llama got position_ids that restart at token 10 of sequence 0, and a mask without packed sequences, so tokens would see other sequences\n"
-        "    hint: transformers packs only without a cache and without a mask: pass use_cache=False and attention_mask=None, also in training; give models that never pack one sequence per row",
-    ),
-    "integers": (
-        lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.long)),
-        "MC609  LlamaAttention of llama calls its attention with a mask of shape (1, 1, 24, 24) and torch.int64\n"
-        "    hint: masks are booleans that keep pairs, or numbers that are added to scores, and broadcast to the scores; where a model made this one: load the model with attn_implementation='eager'",
-    ),
-    "a_part": (
-        sam,
-        "MC614  SamVision cannot run with attn_implementation='maskc': it has an attention class for each implementation it knows, and none that calls maskc\n"
-        "    hint: give this part another implementation: attn_implementation={'': 'maskc', 'prompt_encoder_config': 'maskc', 'mask_decoder_config': 'maskc', 'vision_config': 'eager'}",
-    ),
-    "lengths": (
-        other_lengths,
-        "MC609  Module calls its attention with 3 queries and 3 keys, and a mask for 3 and 5\n"
-        "    hint: load the model with attn_implementation='eager'",
-    ),
-    "no_mask": (
-        no_mask,
-        "MC609  Module calls its attention with is_causal=True, no mask, and 3 queries for 5 keys\n"
-        "    hint: the positions of the queries are unknown: load the model with attn_implementation='eager'",
-    ),
+    "longformer": lambda: ours("LongformerConfig", **models.ENCODER, attention_window=8),
+    "big_bird": lambda: ours("BigBirdConfig", **models.ENCODER | {"vocab_size": 99}),
+    "position_bias": biased,
+    "output_attentions": lambda: llama(output_attentions=True),
+    "unknown": lambda: llama(tree=torch.ones(1)),
+    "deepseek_v32": deepseek,
+    "torch_function": as_tensor,
+    "packed_with_a_cache": lambda: llama(position_ids=PACKED),
+    "integers": lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.long)),
+    "a_part": sam,
+    "lengths": other_lengths,
+    "no_mask": no_mask,
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_text_of_a_refusal(name: str) -> None:
-    run, text = TEXTS[name]
+def test_the_text_of_a_refusal(name: str, message) -> None:
     with pytest.raises(MaskcError) as raised:
-        run()
-    assert str(raised.value) == text
+        TEXTS[name]()
+    message("models", name, str(raised.value))
 
 
 @pytest.mark.parametrize("found", ["5.17.0", "5.23.4", "4.57.1"])

@@ -51,6 +51,12 @@ def table(kind, n_q, n_kv, dtype, device):
     x = torch.randn(shape, generator=made).to(device, dtype)
     if kind == "turned":
         return x.mT
+    if kind == "steps":  # from the last tile to the first, rows rise, or begin with dead keys
+        query = torch.arange(n_q)
+        warp = query // 16 % 4
+        x[:, :, warp == 1, : n_kv // 2] += 20
+        x[:, :, warp == 2, :64] += 300
+        x[:, :, (warp == 3) & (query % 2 > 0), n_kv - 150 :] = -torch.inf
     parts = {
         "off by one": slice(1, None),
         "padded rows": slice(n_kv),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
+import maskc
 from maskc.cli import main
 from maskc.core.errors import MaskcError
 
@@ -85,7 +86,8 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 
 
 PASTED = (
-    "tutorial.md", "howto.md", "language.md", "porting.md", "jax.md", "huggingface.md",
+    "tutorial.md", "howto.md", "language.md", "conversions.md", "decoding.md", "selection.md",
+    "score-formulas.md", "calls.md", "porting.md", "jax.md", "huggingface.md",
     "command-line.md", "serving.md", "scale-out.md", "simt.md",
 )  # fmt: skip
 FIRST = ("README.md", "docs/index.md")
@@ -255,6 +257,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not re.match(r"\w+:", target):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages).replace(
+        "dsl.combinators._Window", "window"
+    )
+    for name in maskc.__all__:
+        assert re.search(rf"\bmaskc\.(\w+\.)*{name}\b|`mc\.{name}`", text), name
 
 
 def test_the_site_lists_every_page() -> None:

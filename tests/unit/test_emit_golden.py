@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 
 import maskc as mc
@@ -14,6 +15,7 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.expr_text import to_python
 from maskc.core.target import TARGETS
+from maskc.emit import environment
 from maskc.emit.emitter import kernel_spec
 from maskc.plan.explain import explain
 from maskc.plan.types import KernelPlan
@@ -171,3 +173,43 @@ def test_the_longest_formula_decides_how_many_pairs_are_tested_at_once():
     spec = kernel_spec(plan(mc.per_head([mc.causal(), long] * 2), "sm_90a"), ())
     assert [len(shape.predicate) <= 4 for shape in spec.shapes] == [True, False]
     assert spec.keys_at_once == 8
+
+
+# ------------------------------------------------------------------ templates
+
+
+def test_compiled_templates_are_kept_but_never_stale(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    template = tmp_path / "x.cu.j2"
+    compiled = []
+    generate = jinja2.Environment._generate
+    monkeypatch.setattr(
+        jinja2.Environment, "_generate", lambda *args, **more: compiled.append(1) or
+        generate(*args, **more),
+    )  # fmt: skip
+
+    def rendered(text):
+        """Return what a new process renders, and whether it compiled the template."""
+        template.write_text(text)
+        compiled.clear()
+        made = environment.environment.__wrapped__()
+        made.loader = jinja2.FileSystemLoader(tmp_path)
+        return made.get_template(template.name).render(spec=1), bool(compiled)
+
+    assert rendered("a {{ spec }}") == ("a 1", True)
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert [rendered("a {{ spec }}")[1] for _ in range(2)] == [True, False]
+    assert rendered("b {{ spec }}") == ("b 1", True)
+    (kept,) = (file for file in (tmp_path / "cache").rglob("*") if file.is_file())
+    for damaged in (b"", b"x" * 99, kept.read_bytes()[:-9], kept.read_bytes()[:40]):
+        kept.write_bytes(damaged)
+        assert rendered("b {{ spec }}") == ("b 1", True)
+        assert rendered("b {{ spec }}") == ("b 1", False)
+    monkeypatch.setattr(jinja2, "__version__", "0")
+    assert rendered("b {{ spec }}")[1]
+    kept.unlink()
+    kept.mkdir()  # which nobody can write to as a file
+    assert rendered("b {{ spec }}") == ("b 1", True)
+    assert [*kept.parent.iterdir()] == [kept]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc import paging
 from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged, PageFreed, SlotTwice
 from maskc.ir.placed import POSITION
+from maskc.paging import paged_attention
+from maskc.paging.step_checks import StepChecks
 from maskc.runtime.compiled import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.ledger import build
@@ -552,7 +553,9 @@ def test_shared_keys_change_with_updates(monkeypatch):
 def test_kernels_join_shared_keys(hopper, target, counts, monkeypatch):
     """The second launch adds to the results of the first; nothing else joins them."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr("maskc.paging.merge", lambda *args, **kw: pytest.fail("merged by torch"))
+    monkeypatch.setattr(
+        "maskc.paging.paged_attention.merge", lambda *args, **kw: pytest.fail("merged by torch")
+    )
     lengths = [150, 140, 128, 200, 129]
     pool = sharing(lengths, 16, 128, dim=64)
     each = [1] * 5 if counts == 1 else counts
@@ -934,7 +937,7 @@ def test_scales_that_change_in_place(library, dtype):
     plan, scale = attn.plan(make(pool.table), 1, [20, 7]), np.ones(2, dtype)
     for number in (0.5, 2.0):
         scale[:] = number
-        assert plan.scales(make(scale), 1.0).held[0].held.tolist() == [number] * 2
+        assert plan.scales.of_layer(make(scale), 1.0).held[0].held.tolist() == [number] * 2
 
 
 # ------------------------------------------------------------------ Hopper's kernels
@@ -1082,13 +1085,13 @@ def test_layers_repeat_the_first_launch(hopper, monkeypatch, counts, in_e4m3):
     import torch
 
     planned, copied = [], []
-    first, stored = CompiledMask.run_first, paging._stored
+    first, stored = CompiledMask.run_first, paged_attention._stored
 
     def store(out, lse, memory):
         copied.append(memory is not out)
         return stored(out, lse, memory)
 
-    monkeypatch.setattr(paging, "_stored", store)
+    monkeypatch.setattr(paged_attention, "_stored", store)
     monkeypatch.setattr(
         CompiledMask, "run_first", lambda attn, call: (planned.append(1), first(attn, call))[1]
     )
@@ -1191,7 +1194,7 @@ def test_one_launch_makes_a_step(hopper, kind, given, lists):
             if target == "cpu":  # which cuts as the kernels do
                 monkey = pytest.MonkeyPatch()
                 monkey.setattr(type(attn), "cuts_queries", True)
-                monkey.setattr(paging.PagedPlan, "_check_step", lambda *_: None)
+                monkey.setattr(StepChecks, "check", lambda *_: None)
             table = torch.from_numpy(entries)[:, ::2]
             if lists:
                 table = torch.from_numpy(starts), table.reshape(-1)

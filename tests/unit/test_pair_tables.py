@@ -83,7 +83,7 @@ def test_float16_tables_of_other_kernels():
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dim", [32, 64])
-@pytest.mark.parametrize("kind", ["contiguous", "shared"])
+@pytest.mark.parametrize("kind", ["contiguous", "shared", "steps"])
 @pytest.mark.parametrize("form", ["", "small"])
 def test_persistent_blocks(form, kind, dim):
     """A block goes on to the next row; shared memory may still hold its entries."""

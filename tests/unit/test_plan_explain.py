@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from maskc import driver
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.plan.cost import choice, runs_in_parts
-from maskc.plan.explain import choice_lines, explain
+from maskc.plan.explain import choice_lines, explain, narrowed
 from maskc.plan.loops import loop_nest
 from tests.support.cli import maskc, maskc_json
 from tests.support.decisions import Call, Decider
@@ -254,3 +255,16 @@ def test_lengths_without_tokens_and_the_command():
     text = maskc(*asked).stdout
     assert text.startswith("# forward pass, 100 x 100, on cpu; tiles of 64 queries x 64 keys\n")
     assert maskc_json(*asked) == {"loops": {"mask": text}}
+
+
+@pytest.mark.parametrize("name", ["short", "with global tokens"])
+def test_a_narrow_terminal_wraps_the_same_words(name: str):
+    plan = planned(TAKEN[name])
+    wide = [*explain(plan).splitlines(), *choice_lines(plan, 4096, 4096)]
+    narrow = narrowed(wide, 80)
+    assert max(map(len, wide)) > 80 >= max(map(len, narrow))
+    assert " ".join(narrow).split() == " ".join(wide).split()
+    for line, then in pairwise(narrow):  # no line ends early, except at a row of a table
+        if then.startswith(" " * 9) and "  " not in then.strip() and "program:" not in line:
+            assert len(line) + 1 + len(then.split()[0]) > 80, line
+    assert narrowed(wide, 100) == wide

@@ -61,7 +61,7 @@ GOOD = {"q": zeros(2, 4, 5, 32), "k": zeros(2, 2, 7, 32), "v": zeros(2, 2, 7, 48
 REFUSED = {
     "three dimensions": ({"q": zeros(4, 5, 32)}, BadShape, "q has shape (4, 5, 32)"),
     "batch": ({"k": zeros(3, 2, 7, 32)}, BadShape, "k has shape (3, 2, 7, 32), expected (2, 2,"),
-    "head_dim": ({"q": zeros(2, 4, 5, 64)}, BadShape, "expected (2, 4, 5, 32) (compiled"),
+    "head_dim": ({"q": zeros(2, 4, 5, 64)}, BadShape, "(as compiled with head_dim=32)"),
     "head_dim of k": ({"k": zeros(2, 2, 7, 16)}, BadShape, "k has shape (2, 2, 7, 16)"),
     "head_dim_v": ({"v": zeros(2, 2, 7, 32)}, BadShape, "expected (2, 2, 7, 48)"),
     "tokens of v": ({"v": zeros(2, 2, 8, 48)}, BadShape, "v has shape (2, 2, 8, 48)"),

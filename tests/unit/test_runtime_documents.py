@@ -11,7 +11,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.data import CuSeqlens
-from maskc.core.errors import DataRange, MaskcError
+from maskc.core.errors import DataMissing, DataRange, DataUnknown, MaskcError
 from maskc.core.sizes import Sizes
 from maskc.runtime import CompiledMask
 from maskc.runtime.device_lists import data as lister
@@ -343,6 +343,29 @@ def test_what_lists_are_made_from_is_told_anew(counted):
         assert made_in(counted, mask, value)[1]
         assert counted.driver.listed.source[1] == value.array.array.pointer
     assert not made_in(counted, mask, values[0])[1]
+
+
+def test_arrays_in_the_place_of_others_have_lists_of_their_own(counted):
+    """Neither a new array at the address of a dead one nor another promise finds old lists."""
+    mask, promised = compiled(), promise(80)
+    values = [ids((300,)), ids((300,)), promised, CuSeqlens(promised.array, 79)]
+    for number in (0, 1, 0, 2, 3, 2):
+        assert made_in(counted, mask, values[number])[1], number
+    assert not made_in(counted, mask, values[2])[1]
+
+
+def test_keywords_of_later_calls_are_looked_at(counted):
+    """Their number, types and layouts, in calls whose tensors are alike."""
+    mask, value = compiled(), ids((300,))
+    assert made_in(counted, mask, value)[1]
+    with pytest.raises(DataUnknown):
+        made_in(counted, mask, value, more=value)
+    assert made_in(counted, mask, (value, value))[1]
+    assert made_in(counted, mask, ids((1, 300)))[1]
+    with pytest.raises(DataMissing):
+        mask(*given(n=300))
+    assert made_in(counted, mask, value)[1]
+    assert not made_in(counted, mask, value)[1]
 
 
 def test_streams_and_graphs_have_lists_of_their_own(counted):

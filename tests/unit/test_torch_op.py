@@ -18,6 +18,7 @@ from maskc.core.attention_call import DEFAULTS, AttentionCall
 from maskc.core.errors import BadOption
 from maskc.integrations import torch as with_torch
 from maskc.integrations.torch import handles
+from maskc.integrations.torch.gradients import rows
 from maskc.integrations.torch.keywords import packed_call
 from tests.support.torch_oracle import (
     DIM,
@@ -35,6 +36,30 @@ from tests.support.torch_oracle import (
 )
 
 # ------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("on_card", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "strides", "start"),
+    [
+        ((2, 3, 8, 16), (384, 128, 16, 1), 0), ((2, 3, 8, 12), (288, 96, 12, 1), 0),
+        ((2, 3, 8, 16), (384, 128, 16, 1), 4), ((2, 8, 3, 16), (384, 16, 128, 1), 8),
+        ((1, 3, 8, 16), (5, 128, 16, 1), 0), ((2, 3, 8, 16), (0, 0, 0, 1), 0),
+        ((2, 3, 8, 16), (0, 0, 0, 0), 0), ((2, 3, 8, 16), (384, 128, 1, 8), 0),
+    ],
+)  # fmt: skip
+def test_gradients_are_copied_only_if_kernels_cannot_take_them(shape, strides, start, on_card):
+    class Placed(torch.Tensor):
+        is_cuda = on_card
+
+    memory = torch.arange(1024, dtype=torch.bfloat16)
+    dout = memory.as_strided(shape, strides, start).as_subclass(Placed)
+    aligned = all(2 * step % 16 == 0 for step in (start, *strides[:-1]))
+    fits = strides[-1] == 1 and (aligned or not on_card)
+    made = rows(dout)
+    assert (made is dout) == fits
+    assert made.stride(-1) == 1
+    assert torch.equal(made, dout)
 
 
 def test_queries_at_the_end_of_longer_keys():
@@ -221,6 +246,7 @@ def test_handles_name_what_is_computed():
 NAMING = """
 import sys, torch, maskc as mc
 from maskc.integrations.torch import handles
+from maskc.integrations.torch.gradients import rows
 table = mc.block_table([[1, 0], [0, 1]], 64)
 mask = (mc.where(lambda q, k: q % 3 == k % 3) & mc.documents("doc")) | table
 name = handles.handle(mc.api._compiled, id(mask), 8, 8, 2, torch.float32, ("cpu", 0), False)

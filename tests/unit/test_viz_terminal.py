@@ -11,104 +11,20 @@ import maskc as mc
 from maskc.viz.picture import picture
 from maskc.viz.terminal import draw, render
 
-STREAMING = """\
-causal() & (sinks(1) | window(3))
-16 queries x 16 keys (queries down, keys right)
 
-   0       4       8       12
-  ┌────────────────────────────────┐   live      27.3 %
-0 ┤██                              │   pairs     70 of 256
-  │████                            │   tiles     16 x 16 tokens
-  │██████                          │     full            0
-  │████████                        │     partial         1
-  │██████████                      │     empty           0
-  │██  ████████                    │   computed  3.66 x the live pairs
-  │██    ████████                  │   forward   35.8 kFLOP a head
-  │██      ████████                │   traffic   16.4 kB a head
-8 ┤██        ████████              │             head_dim 128, bfloat16
-  │██          ████████            │
-  │██            ████████          │
-  │██              ████████        │
-  │██                ████████      │
-  │██                  ████████    │
-  │██                    ████████  │
-  │██                      ████████│
-  └────────────────────────────────┘
-   █ live   blank: masked
-"""
-
-TILES = """\
-window(512, 512) | global_tokens(64)
-4096 queries x 4096 keys (queries down, keys right)
-
-      0               2048
-     ┌────────────────────────────────┐   live      26.2 %
-   0 ┤████▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░│   pairs     4,390,336 of 16,777,216
-     │██████▒░                        │   tiles     64 x 64 tokens
-     │▒▒██████▒░                      │     full        1,016
-     │▒ ░▒██████▒░                    │     partial       110
-     │▒   ░▒██████▒░                  │     empty       2,970
-     │▒     ░▒██████▒░                │   computed  1.05 x the live pairs
-     │▒       ░▒██████▒░              │   forward   2.25 GFLOP a head
-     │▒         ░▒██████▒░            │   traffic   39.0 MB a head
-2048 ┤▒           ░▒██████▒░          │             head_dim 128, bfloat16
-     │▒             ░▒██████▒░        │
-     │▒               ░▒██████▒░      │
-     │▒                 ░▒██████▒░    │
-     │▒                   ░▒██████▒░  │
-     │▒                     ░▒██████▒░│
-     │▒                       ░▒██████│
-     │▒                         ░▒████│
-     └────────────────────────────────┘
-      █ full   ▒ partial   ░ partial, under half its pairs live   blank: empty
-      a cell covers 4 x 2 tiles
-"""
-
-HEADS = """\
-per_head([causal(), block_diagonal(4)])
-8 queries x 8 keys (queries down, keys right)
-
-head 0
-   0       4
-  ┌────────────────┐   live      56.2 %
-0 ┤██              │   pairs     36 of 64
-  │████            │   tiles     16 x 16 tokens
-  │██████          │     full            0
-  │████████        │     partial         1
-4 ┤██████████      │     empty           0
-  │████████████    │   computed  1.78 x the live pairs
-  │██████████████  │   forward   18.4 kFLOP a head
-  │████████████████│   traffic   12.3 kB a head
-  └────────────────┘             head_dim 128, bfloat16
-   █ live   blank: masked
-
-head 1
-   0       4
-  ┌────────────────┐   live      50.0 %
-0 ┤████████        │   pairs     32 of 64
-  │████████        │   tiles     16 x 16 tokens
-  │████████        │     full            0
-  │████████        │     partial         1
-4 ┤        ████████│     empty           0
-  │        ████████│   computed  2.00 x the live pairs
-  │        ████████│   forward   16.4 kFLOP a head
-  │        ████████│   traffic   12.3 kB a head
-  └────────────────┘             head_dim 128, bfloat16
-   █ live   blank: masked
-"""
+def test_elements_of_a_small_mask(golden):
+    mask = mc.causal() & (mc.sinks(1) | mc.window(3))
+    golden("terminal/pairs.txt", draw(mask, 16, width=32))
 
 
-def test_elements_of_a_small_mask():
-    assert draw(mc.causal() & (mc.sinks(1) | mc.window(3)), 16, width=32) == STREAMING
+def test_tiles_of_a_larger_mask(golden):
+    mask = mc.window(512, 512) | mc.global_tokens(64)
+    golden("terminal/tiles.txt", draw(mask, 4096, width=32))
 
 
-def test_tiles_of_a_larger_mask():
-    assert draw(mc.window(512, 512) | mc.global_tokens(64), 4096, width=32) == TILES
-
-
-def test_a_panel_per_distinct_head():
+def test_a_panel_per_distinct_head(golden):
     mask = mc.per_head([mc.causal(), mc.block_diagonal(4)])
-    assert draw(mask, 8, n_heads=2, width=16) == HEADS
+    golden("terminal/heads.txt", draw(mask, 8, n_heads=2, width=16))
 
 
 def cells(text: str) -> list[str]:

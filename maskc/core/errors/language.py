@@ -221,7 +221,7 @@ class WrongHeads(NoSuchHead):
 
     code = "MC125"
     message = "the mask is written for {0} query heads, but {1}"
-    hint = "per_head([...]) has one mask per query head and needs no n_heads="
+    hint = "per_head([...]) takes one mask for each head of q; leave n_heads= out"
 
 
 class Undecided(MaskcError):

@@ -13,14 +13,14 @@ takes 27 us compared with 105 us, and forward and backward 94 us compared with 2
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
+from maskc.core.attention_call import DEFAULTS, WITH_LSE, AttentionCall, CallOptions
 from maskc.core.captured import present, recomputed
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
@@ -32,13 +32,17 @@ from maskc.integrations.torch.handles import check_dimensions, handle, in_graph,
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import packed_call
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import TAKING_NONE, answers, kind_of, needs_torch, takes_part
+from maskc.runtime.autograd import TAKING_NONE, kind_of, takes_part
 from maskc.runtime.dropout import drawn
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_recording, _forward = torch.is_grad_enabled, torch.autograd.forward_ad
+_is_cast, _modes = torch._C._is_any_autocast_enabled, torch._C._len_torch_dispatch_stack
+_tracing, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+"""Questions that every call asks of torch, looked up once."""
 
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
@@ -58,18 +62,7 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
         call = call.with_data({**held, **call.data})
     if call.options.dropout_p:
         call, find = drawn(call), partial(_dropping, find)
-    q, k, v, options, data = call[:5]
-    if (
-        needs_torch(q, k, v, options.alibi_slopes, options.sink_logits, data)
-        or q.is_nested or answers(q)
-        or (options is not DEFAULTS and _is_trained(options.scale, options.softcap))
-    ):  # fmt: skip
-        return through_torch(find, mask, call, score=score)
-    dim, dim_v, heads = _sizes(q, v, call.order)
-    if score is None:
-        return find(mask, dim, dim_v, heads, q.dtype, _place(q)).run(call)
-    option = _score_option(score)
-    return find(mask, dim, dim_v, heads, q.dtype, _place(q), **option).run(call)
+    return through_torch(find, mask, call, score=score)
 
 
 def through_torch(
@@ -94,17 +87,15 @@ def through_torch(
         ShardedTensor: a tensor is a DTensor.
         MaskcError: see CompiledMask.
     """
-    q, k, v, options, data = call[:5]
-    order = call.order
+    q, k, v, options, data, _, _, _, _, _, _, _, order = call
     slopes, sinks = options.alibi_slopes, options.sink_logits
     vectors = data if slopes is sinks is None else {
         "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
-    plain, watched = _is_plain(q, k, v, vectors), False
-    if not plain:
+    sees, watched = _who_sees(q, k, v, options, vectors), False
+    if sees is _OTHERS:
         q, k, v = cast_all(q, k, v, dtype)
         watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, vectors)
-    tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
-    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, vectors, tables)
+    wanted = sees is not None and _recording() and _wanted(q, k, v, options, vectors, owner, score)
     if watched:
         if order is not None:
             q, k, v = map(order.heads_first, (q, k, v))
@@ -112,14 +103,17 @@ def through_torch(
     else:
         attn = owner
         if find is not None:
-            kernel = *_sizes(q, v, order), q.dtype, _place(q)
-            attn = find(owner, *kernel, **_score_option(score))
+            dim, dim_v, heads = _sizes(q, v, order)
+            of_score = {} if score is None else _score_option(score)
+            attn = find(owner, dim, dim_v, heads, q.dtype, _place(q), **of_score)
         if not wanted:
-            return attn.run(AttentionCall(q, k, v, options, data, order=order))
+            if sees is _OTHERS:
+                call = AttentionCall(q, k, v, options, data, order=order)
+            return attn.run(call)
         if Direction.backward not in attn.target.directions:
             attn.target.check(attn.bundle.problem, Direction.backward)
     packed, tensors = packed_call(options, data, as_operator=watched)
-    if not plain:
+    if sees is _OTHERS:
         k, v = _tensor(k, "k"), _tensor(v, "v")
     if vectors is not data:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
@@ -156,22 +150,33 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
-def _is_plain(q: Any, k: Any, v: Any, vectors: Mapping[str, Any]) -> bool:
-    """Whether only autograd can intercept a call with these tensors."""
-    return not (
+_AUTOGRAD, _OTHERS = "autograd", "others"
+_NUMBERS = frozenset((type(None), bool, int, float, str))
+
+
+def _who_sees(
+    q: Any, k: Any, v: Any, options: CallOptions, vectors: Mapping[str, Any]
+) -> str | None:
+    """Who might have to see a call: None for nobody, autograd alone, or others as well."""
+    if (
         torch.compiler.is_compiling()
         or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
         or q.is_meta or q.is_nested or k.is_nested or v.is_nested
-        or torch._C._is_any_autocast_enabled()
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or (
-            not TAKING_NONE.issuperset(map(type, vectors.values()))
-            and any(map(takes_part, vectors.values()))
-        )
-    )  # fmt: skip
+        or _is_cast() or _modes() or _forward._current_level >= 0
+        or _transforms() is not None or _tracing() is not None
+    ):  # fmt: skip
+        return _OTHERS
+    trained = q.requires_grad or k.requires_grad or v.requires_grad
+    trained = trained or not (options is DEFAULTS or options is WITH_LSE)
+    for x in vectors.values():
+        kind = type(x)
+        if kind is torch.Tensor:
+            trained = trained or x.requires_grad
+        elif kind not in _NUMBERS:
+            if kind not in TAKING_NONE and takes_part(x):
+                return _OTHERS
+            trained = trained or isinstance(x, (tuple, torch.Tensor))
+    return _AUTOGRAD if trained else None
 
 
 def _named(
@@ -241,12 +246,14 @@ def _place(q: Any) -> tuple[str, int]:
 
 
 def _wanted(
-    q: Any, k: Any, v: Any, options: CallOptions, vectors: Mapping[str, Any], tables: Sequence[str]
-) -> bool:
+    q: Any, k: Any, v: Any, options: CallOptions, vectors: Mapping[str, Any], owner: Any,
+    score: Any,
+) -> bool:  # fmt: skip
     """Whether a gradient is required.
 
     Args:
-        vectors: vectors per head and data; tables: the data that may require grad.
+        vectors: vectors per head and data.
+        owner, score: tell which of the data may require grad.
 
     Raises:
         NoGradient: data require grad. BadOption: a number does.
@@ -254,11 +261,17 @@ def _wanted(
     for name in ("scale", "softcap"):
         if _is_trained(getattr(options, name)):
             refuse("number", name, torch.compiler.is_compiling())
-    is_needed = _is_trained(q, k, v)
+    is_needed = False
+    for x in (q, k, v):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            is_needed = True
     for name, given in vectors.items():
+        if type(given) is torch.Tensor and not given.requires_grad:
+            continue
         if given is None or given is False or type(given) is str:
             continue
         if _is_trained(*given) if isinstance(given, tuple) else _is_trained(given):
+            tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
             if name not in _TRAINABLE and name not in tables:
                 refuse("chosen by", name, torch.compiler.is_compiling())
             is_needed = True

@@ -22,10 +22,10 @@ def forward(
         differentiated: whether a backward pass will follow, so that its kernels are built early.
     """
     options = call.options.with_heads(slopes, sinks)
+    following = _of_backward(options) if differentiated else None
     given = AttentionCall(
-        q, k, v, options, call.data(data), order=call.order,
-        backward=_of_backward(options) if differentiated else None,
-    )  # fmt: skip
+        q, k, v, options, call.data(data), None, None, None, None, None, None, following, call.order
+    )
     results: tuple[Any, Any] = attn.run(given)
     return results
 
@@ -49,8 +49,9 @@ def backward(
     """
     options = _of_backward(call.options.with_heads(slopes, sinks))
     given = AttentionCall(
-        q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, order=call.order
-    )
+        q, k, v, options, call.data(data), None, out, lse, rows(dout), tables, None, None,
+        call.order,
+    )  # fmt: skip
     gradients: tuple[Any, ...] = attn.differentiate(given)
     return gradients
 
@@ -82,9 +83,8 @@ class MaskedAttention(torch.autograd.Function):
     @once
     def backward(ctx: Any, saved: Any, dout: Any, dlse: Any) -> Any:
         q, k, v, out, lse, slopes, sinks, *data = saved
-        wanted = ctx.needs_input_grad[_FIXED:]
         tables = {}
-        if any(wanted):
+        if data and any(wanted := ctx.needs_input_grad[_FIXED:]):
             places = ctx.call.places().items()
             tables = {name: place for name, place in places if wanted[place]}
 

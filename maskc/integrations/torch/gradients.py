@@ -140,11 +140,12 @@ def _through_lse(
 
 def rows(dout: Any) -> Any:
     """dout as kernels take it: contiguous rows, on CUDA aligned to 16 bytes."""
-    if dout.stride(-1) != 1:
+    *steps, last = dout.stride()
+    if last != 1:
         return dout.contiguous()
-    if dout.device.type == "cuda":
-        size = dout.element_size()
-        steps = (dout.data_ptr(), *(size * step for step in dout.stride()[:-1]))
-        if any(step % 16 for step in steps):
-            return dout.clone(memory_format=torch.contiguous_format)
+    bits, size = dout.data_ptr(), dout.element_size()
+    for step in steps:
+        bits |= size * step
+    if bits % 16 and dout.is_cuda:
+        return dout.clone(memory_format=torch.contiguous_format)
     return dout

@@ -166,14 +166,15 @@ _PAIR_FORM = _Form(2, 128, 4, (240, 24), keep_q=True)
 With three warpgroups, too few registers are left for the entries: a pair bias for each sequence at
 2k takes 0.178 ms then (bf16, one H200)."""
 _RING_FORMS = (
-    _Form(2, 128, 3, (232, 40), keep_q=True), _Form(2, 64, 3, (104, 32), keep_q=True, blocks=2)
-)  # fmt: skip
-"""Likewise at head dimension 32, by default and for short rows. A warp of the producer copies tiles
-of the table ahead, and q stays in registers. Rows of 384 keys with a table that 384 sequences share
-take 0.188 ms with the second form, 0.192 with three blocks of 64 x 64, and 0.200 with the first
-form (4 heads, one H200). Warps that compute copy the tiles at other head dimensions: there, this
-takes less time. Rows of 2048 keys take 0.135 instead of 0.143 ms at 64, and 0.165 instead of 0.185
-at 128."""
+    _Form(2, 128, 3, (232, 40), keep_q=True),
+    _Form(2, 64, 3, (104, 32), blocks=2),
+)
+"""Likewise at head dimension 32, by default and for short rows. Warps of the producer copy tiles of
+the table ahead. Rows of 384 keys with a table that 384 sequences share take 0.154 ms with the
+second form (4 heads, one H200). If its q stays in registers, others spill, and the rows take 0.164
+ms. They take 0.180 with three blocks of 64 x 64, and 0.187 with the first form. Warps that compute
+copy the tiles at other head dimensions: there, this takes less time. Rows of 2048 keys take 0.135
+instead of 0.143 ms at 64, and 0.165 instead of 0.185 at 128."""
 _MOST_PAIR_SLOTS = 3
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),

@@ -117,14 +117,9 @@ class CallablePlan(Protocol):
         """See Runnable.place, for a call with `watched` arrays; None if changes to them cannot be
         detected."""
 
-    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
-        """Return the data of a call whose arrays lie elsewhere; None if it must be read again.
-
-        Args:
-            given: data of a call with arrays of the same layouts.
-            before: `Watched.places` of that call.
-            now: those of the present call.
-        """
+    def moved(self, given: Any) -> Any:
+        """Return the data of a call from those of one whose arrays have the same layouts and lie
+        elsewhere; None if they must be read again."""
 
     def enqueue(
         self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
@@ -135,21 +130,28 @@ class CallablePlan(Protocol):
 class DataCall:
     """One call of such a plan."""
 
-    __slots__ = ("_given", "kernel", "outputs", "plan", "watched")
+    __slots__ = ("_given", "plan", "watched")
 
     def __init__(self, plan: CallablePlan, given: Any, watched: Watched | None = None) -> None:
         """`given`, as `enqueue` takes it."""
         self.plan, self._given, self.watched = plan, given, watched
-        self.kernel, self.outputs = plan.kernel, plan.outputs
+
+    @property
+    def kernel(self) -> object:
+        return self.plan.kernel
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.plan.outputs
 
     def changed(self, watched: Watched) -> DataCall | None:
         """Return the call with arrays that were written, or with others of the same layouts; None
         if its data must be read again."""
-        if self.watched is None:
+        given, before = self._given, self.watched
+        if before is None:
             return None
-        given, places, there = self._given, self.watched.places, watched.places
-        if there != places:
-            given = self.plan.moved(given, places, there)
+        if before.places != watched.places:
+            given = self.plan.moved(given)
             if given is None:
                 return None
         return DataCall(self.plan, given, watched)
@@ -194,7 +196,7 @@ class DeviceListedPlan(ABC):
     def called(self, given: Any) -> DataCall:
         return DataCall(self, given)
 
-    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
+    def moved(self, given: Any) -> Any:
         return None
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:

@@ -88,8 +88,9 @@ class CallArrays(NamedTuple):
     """Addresses by slot."""
     most: Pointers
     """Promised lengths by slot."""
-    order: tuple[int, ...] | None
-    """The position among `Watched.places` of the array of each slot; None if unknown."""
+    offsets: tuple[tuple[int, int], ...] | None
+    """The index in `Watched.state` of the address of the array of each slot, and the bytes from
+    there; None if unknown."""
     checked: Asked | None
     """The call, where its lists are checked."""
 
@@ -139,8 +140,8 @@ _ARRAY = ATTENTION.array.offset
 
 Read = Callable[[int, int], np.ndarray | None]
 """Copies int32 words at an address of the device; None if no kernel has run there."""
-Kept = dict[Watched, Lists]
-"""Unused lists of one stream, by the data they were built from; the latest last."""
+Kept = dict[tuple[Any, ...], Lists]
+"""Unused lists of one stream, by the state of the data they were built from; the latest last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +183,15 @@ class ListsPlan(DeviceListedPlan):
     def called(self, given: Any) -> DataCall:
         sources = given.sources
         most = (*(x.most for x in sources), *(0,) * (MAX_ARRAYS - len(sources)))
-        places = tuple(x.pointer for x in sources)
-        arguments = CallArrays(places, most, given.order, given.checked)
-        return DataCall(self, arguments, given.watched)
+        places, offsets, watched = tuple(x.pointer for x in sources), None, given.watched
+        if watched is not None and given.order is not None:
+            starts = [watched.places[at] for at in given.order]
+            shifts = (place - start for place, start in zip(places, starts, strict=True))
+            offsets = tuple((2 * at, by) for at, by in zip(given.order, shifts, strict=True))
+        return DataCall(self, CallArrays(places, most, offsets, given.checked), watched)
 
-    def moved(self, given: CallArrays, before: list[int], now: list[int]) -> CallArrays | None:
-        places, most, order, checked = given
-        if order is None or checked is not None:
-            return None
-        there = [place + now[at] - before[at] for place, at in zip(places, order, strict=True)]
-        return CallArrays(tuple(there), most, order, None)
+    def moved(self, given: CallArrays) -> CallArrays | None:
+        return given if given.offsets is not None and given.checked is None else None
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -238,20 +238,18 @@ class ListsPlan(DeviceListedPlan):
             if len(self.kept) >= _MOST_STREAMS:
                 self.kept.clear()
             kept = self.kept.setdefault(stream, {})
-        lists = kept.pop(watched, None)
-        if lists is not None:
-            return lists
-        try:
-            for other in kept:
-                if watched.same(other):
-                    return kept.pop(other)
-            if len(kept) >= _MOST_KEPT:
+        lists = kept.pop(watched.state, None)
+        if lists is None:
+            if len(kept) < _MOST_KEPT:
+                return self._new(library, q, sent)
+            try:
                 lists = kept.pop(next(iter(kept)))  # unused for longest
-                lists.fresh, lists.ticket, lists.sound = True, 0, False
-                return lists
-        except (KeyError, RuntimeError, StopIteration):
-            pass  # another thread took them
-        return self._new(library, q, sent)
+            except (KeyError, RuntimeError, StopIteration):  # another thread took them
+                return self._new(library, q, sent)
+        elif lists.watched is watched or (lists.watched and watched.same(lists.watched)):
+            return lists
+        lists.fresh, lists.ticket, lists.sound = True, 0, False
+        return lists
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
         owner, base = library.empty(q, singles(self.entries))
@@ -282,7 +280,7 @@ class ListsPlan(DeviceListedPlan):
             self.main.run(lists.sent, pointers, numbers, stream)
         kept = self.kept.get(stream) if lists.usual.lasting else None
         if kept is not None and lists.watched is not None:
-            kept[lists.watched] = lists
+            kept[lists.watched.state] = lists
 
     def _launch(
         self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
@@ -309,13 +307,17 @@ class ListsPlan(DeviceListedPlan):
                 *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
             )  # fmt: skip
         if fresh:
-            _WRITE_SOURCES[len(given.places)](arguments.block, 0, *given.places)
+            offsets, places = given.offsets, given.places
+            if offsets is not None and lists.watched is not None:
+                state = lists.watched.state
+                places = tuple([state[at] + by for at, by in offsets])
+            _WRITE_SOURCES[len(places)](arguments.block, 0, *places)
             _WRITE_STATES(arguments.block, _STATES_AT, *lists.states)
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
             if given.checked is not None:
-                places = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
-                self.compare(given.checked, places, partial(self.lists.read, stream))
+                parts = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
+                self.compare(given.checked, parts, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,12 @@ def _leaves(data: Data, held: Held | None) -> list[Any]:
     """Return the names, then the arrays and numbers of a caller; containers are identified by
     type."""
     leaves: list[Any] = [*data, *data.values()]
-    if not _NESTED.isdisjoint(map(type, leaves)):
-        leaves = [*data]
-        for one in data.values():
-            _open(one, leaves)
+    for kind in map(type, leaves):
+        if kind in _NESTED:
+            leaves = [*data]
+            for one in data.values():
+                _open(one, leaves)
+            break
     if held is not None:
         leaves += held.sources
     return leaves
@@ -47,32 +49,44 @@ def _open(given: Any, leaves: list[Any]) -> None:
         _open(one, leaves)
 
 
+class _Form(NamedTuple):
+    """The common part of calls whose data differ in their arrays alone."""
+
+    leaves: list[tuple[Library | None, object]]
+    """For each leaf (library, layout) of an array, or (None, a plain value)."""
+    named: list[tuple[str, type, Library, object]]
+    """(keyword, type, library, layout) of the arrays where each keyword gives one, and there is
+    nothing else; otherwise empty."""
+
+
 class Watched:
     """The data of a call, for as long as its arrays live. `same` recognises the same arrays without
     later writes; torch counts the writes to its tensors."""
 
-    __slots__ = ("_arrays", "_form", "_versions", "places")
+    __slots__ = ("_arrays", "_form", "state")
 
-    def __init__(
-        self, form: Sequence[tuple[Library | None, object]], arrays: list[Any],
-        places: list[int], versions: list[object],
-    ) -> None:  # fmt: skip
+    def __init__(self, form: _Form, arrays: list[Any], state: tuple[Any, ...]) -> None:
         """Used by `of` and `again`.
 
         Args:
-            form: for each leaf (library, layout) of an array, or (None, a plain value).
+            form: what later calls with such data share.
             arrays: references to the arrays.
-            places: addresses of the arrays.
-            versions: counters of writes to the arrays.
+            state: see the attribute.
         """
-        self._form, self._arrays, self._versions = form, arrays, versions
-        self.places = places
+        self._form, self._arrays = form, arrays
+        self.state = state
+        """Address and counter of writes of each array, in the order of the caller's keywords. They
+        are equal where the arrays are the same and nothing was written."""
+
+    @property
+    def places(self) -> tuple[int, ...]:
         """Addresses of the arrays, in the order of the caller's keywords."""
+        return self.state[::2]
 
     @property
     def counted(self) -> bool:
         """Whether writes to all arrays are counted."""
-        return all(type(version) is int for version in self._versions)
+        return all(type(version) is int for version in self.state[1::2])
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
@@ -83,8 +97,9 @@ class Watched:
             data: the caller's keywords.
             held: what formulas of the mask captured.
         """
-        form: list[tuple[Library | None, object]] = []
-        made = cls(form, [], [], [])
+        leaves: list[tuple[Library | None, object]] = []
+        arrays: list[Any] = []
+        state: tuple[Any, ...] = ()
         for one in _leaves(data, held):
             library = LIBRARIES.get(type(one))
             if library is not None:
@@ -92,15 +107,19 @@ class Watched:
                 if seen is None:
                     return None
                 place, version, layout = seen
-                form.append((library, layout))
-                made._arrays.append(weakref.ref(one))
-                made.places.append(place)
-                made._versions.append(version)
+                leaves.append((library, layout))
+                arrays.append(weakref.ref(one))
+                state += (place, version)
             elif type(one) in _PLAIN:
-                form.append((None, one))
+                leaves.append((None, one))
             else:
                 return None
-        return made
+        named: list[tuple[str, type, Library, object]] = []
+        if held is None and len(arrays) == len(data) and len(leaves) == 2 * len(data):
+            for name, (lib, expected) in zip(data, leaves[len(data) :], strict=True):
+                if lib is not None:
+                    named.append((name, type(data[name]), lib, expected))
+        return cls(_Form(leaves, named), arrays, state)
 
     def again(self, data: Data, held: Held | None) -> Watched | None:
         """Watch the data of a later call, if its arrays have the same layouts and its plain values
@@ -109,29 +128,38 @@ class Watched:
         Returns this object if the arrays are the same and nothing was written, and None if a layout
         or a value differs. Takes the arguments of `of`.
         """
-        leaves, form = _leaves(data, held), self._form
-        if len(leaves) != len(form):
-            return None
-        arrays, places, versions = [], [], []
-        for one, (library, expected) in zip(leaves, form, strict=True):
-            if library is None:
-                if expected is one or (type(expected) is type(one) and expected == one):
-                    continue
+        form = self._form
+        arrays: list[Any] = []
+        state: tuple[Any, ...] = ()
+        if held is None and form.named and len(data) == len(form.named):  # takes less time
+            for name, kind, library, expected in form.named:
+                one = data.get(name)
+                seen = library.watch(one) if type(one) is kind else None
+                if seen is None or seen[2] != expected:
+                    return None
+                arrays.append(weakref.ref(one))
+                state += seen[:2]
+        else:
+            leaves = _leaves(data, held)
+            if len(leaves) != len(form.leaves):
                 return None
-            seen = library.watch(one) if LIBRARIES.get(type(one)) is library else None
-            if seen is None or seen[2] != expected:
-                return None
-            arrays.append(weakref.ref(one))  # the same reference for the same array
-            places.append(seen[0])
-            versions.append(seen[1])
-        written = versions != self._versions or places != self.places
-        if not written and [*map(id, arrays)] == [*map(id, self._arrays)]:
+            for one, (lib, expected) in zip(leaves, form.leaves, strict=True):
+                if lib is None:
+                    if expected is one or (type(expected) is type(one) and expected == one):
+                        continue
+                    return None
+                seen = lib.watch(one) if LIBRARIES.get(type(one)) is lib else None
+                if seen is None or seen[2] != expected:
+                    return None
+                arrays.append(weakref.ref(one))  # the same reference for the same array
+                state += seen[:2]
+        if state == self.state and [*map(id, arrays)] == [*map(id, self._arrays)]:
             return self
-        return Watched(form, arrays, places, versions)
+        return Watched(form, arrays, state)
 
     def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other._versions != self._versions or other.places != self.places:
+        if other.state != self.state:
             return False
         if other._form is not self._form and other._form != self._form:
             return False

@@ -334,7 +334,7 @@ class ListedRowsPlan:
         """A call with these flags; lists are made in every one."""
         return DataCall(self, given, given.watched)
 
-    def moved(self, given: Any, before: list[int], now: list[int]) -> Any:
+    def moved(self, given: Any) -> Any:
         return None
 
     @property

@@ -12,3 +12,7 @@ FN void copy_bytes(u32 to, const void *from, i32 bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(to), "l"(from), "r"(bytes) : "memory");
 }
+FN void copy_bytes(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                 :: "r"(to), "l"(from) : "memory");
+}

@@ -1,9 +1,9 @@
 // Ring of tiles of the table with an entry for each pair, in shared memory and storage precision.
-// The producer thread requests tiles, and a further warp copies them. A tile that its slot still
-// holds is not copied again, because sequences may share a table. Consumer warps read 8 x 8
-// matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
-// gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS. Gives: PairRing, copies_entries, ask_pairs,
-// copy_pairs, each_copied_entry. The includer defines pair_ring.
+// The producer thread requests tiles, and PAIR_COPIERS further warps copy them. A tile that its
+// slot still holds is not copied again, because sequences may share a table. Consumer warps read
+// 8 x 8 matrices. Direct loads would fetch a few bytes of each row at a time. Needs: ptx.cuh,
+// gather_copy.cuh, pair_rows.cuh, PAIR_SLOTS, PAIR_COPIERS. Gives: PairRing, copies_entries,
+// ask_pairs, copy_pairs, each_copied_entry. The includer defines pair_ring.
 
 #include "sm90a/lib/pair_pieces.cuh"
 
@@ -28,7 +28,8 @@ struct alignas(16) PairTile {
 struct PairRing {
     unsigned char tile[PAIR_SLOTS][PAIR_TILE_BYTES];
     struct PairTile wanted[PAIR_SLOTS];
-    const unsigned short *held[PAIR_SLOTS];  // first entry of the tile in a slot
+    // First entry of the tile in a slot, of each warp that copies
+    const unsigned short *held[PAIR_COPIERS][PAIR_SLOTS];
     u64 asked[PAIR_SLOTS], full[PAIR_SLOTS], free[PAIR_SLOTS];
     struct PairPlace next;  // of the next tile to request
 };
@@ -37,9 +38,9 @@ FN struct PairRing &pair_ring();
 FN void initialize(struct PairRing &ring) {
     ring.next = {0, 0};
     for (int i = 0; i < PAIR_SLOTS; i++) {
-        ring.held[i] = nullptr;
+        for (int j = 0; j < PAIR_COPIERS; j++) ring.held[j][i] = nullptr;
         barrier_init(ring.asked[i], 1);
-        barrier_init(ring.full[i], 32);
+        barrier_init(ring.full[i], 32 * PAIR_COPIERS);
         barrier_init(ring.free[i], 4 * GROUPS);  // consumer warps
     }
 }
@@ -62,12 +63,16 @@ FN void copies_arrive(u64 &barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
                  :: "r"(shared_address(&barrier)) : "memory");
 }
-// The warp that copies. Entries outside the table become zeros.
-FN void copy_pairs(const struct Attention &p) {
+// A warp that copies, in turns of eight rows. Entries outside the table become zeros.
+FN void copy_pairs(const struct Attention &p, i32 copier) {
     if (!copies_entries(p)) return;
-    constexpr int ROWS = 32 / PAIR_PIECES;  // that the lanes copy at once
+    constexpr int ROWS = 32 / PAIR_PIECES, COPIES = 8 / ROWS;  // all lanes copy ROWS at once
+    constexpr int TURN = 8 * PAIR_COPIERS;
+    static_assert(TILE_Q % TURN == 0, "all warps copy as many rows");
     struct PairRing &ring = pair_ring();
-    const i32 lane = threadIdx.x % 32, first = lane / PAIR_PIECES, piece = lane % PAIR_PIECES;
+    const unsigned short **const tiles_held = ring.held[copier];
+    const i32 lane = threadIdx.x % 32, piece = lane % PAIR_PIECES;
+    const i32 first = 8 * copier + lane / PAIR_PIECES;
     const i64 down = pair_row_step(p);
     struct PairPlace place = {0, 0};
 #pragma unroll 1
@@ -78,19 +83,37 @@ FN void copy_pairs(const struct Attention &p) {
         const unsigned short *from = (const unsigned short *)pair_table(p)
                                      + pair_head(wanted.head, wanted.batch, p)
                                      + wanted.query * down + wanted.key;
-        const bool held = ring.held[place.at] == from;
+        const bool held = tiles_held[place.at] == from;
         __syncwarp();
-        if (lane == 0) ring.held[place.at] = from;
+        if (lane == 0) tiles_held[place.at] = from;
         if (!held) {
             const u32 tile = shared_address(ring.tile[place.at]);
-            const i32 rows = p.n_q - wanted.query - first;
-            const i32 left = min_i32(p.n_kv - wanted.key - 8 * piece, 8);
-            const i32 bytes = 2 * max_i32(left, 0);
-            from += first * down + 8 * piece;
-#pragma unroll 4
-            for (int i = 0; i < TILE_Q; i += ROWS) {
-                copy_bytes(pair_piece(tile, i + first, piece), from, i < rows ? bytes : 0);
-                from += ROWS * down;
+            const i32 rows = p.n_q - wanted.query, left = p.n_kv - wanted.key;
+            u32 to[COPIES];
+            const unsigned short *source[COPIES];
+#pragma unroll
+            for (int j = 0; j < COPIES; j++) {
+                to[j] = pair_piece(tile, first + ROWS * j, piece);
+                source[j] = from + (first + ROWS * j) * down + 8 * piece;
+            }
+            if (rows >= TILE_Q && left >= TILE_K) {
+#pragma unroll
+                for (int i = 0; i < TILE_Q; i += TURN)
+#pragma unroll
+                    for (int j = 0; j < COPIES; j++) {
+                        copy_bytes(to[j] + PAIR_PIECES * 16 * i, source[j]);
+                        source[j] += TURN * down;
+                    }
+            } else {
+                const i32 bytes = 2 * max_i32(min_i32(left - 8 * piece, 8), 0);
+#pragma unroll 1
+                for (int i = first; i < TILE_Q; i += TURN)
+#pragma unroll
+                    for (int j = 0; j < COPIES; j++) {
+                        copy_bytes(to[j], source[j], i + ROWS * j < rows ? bytes : 0);
+                        to[j] += PAIR_PIECES * 16 * TURN;
+                        source[j] += TURN * down;
+                    }
             }
         }
         copies_arrive(ring.full[place.at]);

@@ -18,6 +18,11 @@ FN void negate(Scores &s) {
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
 
+#if WITH_PAIR_RING
+// Whether sums of weights show that tops need not rise: p v is done before weights are made.
+constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
+#endif
+
 // Online softmax of a thread's two rows. Exponentials are relative to `top`, the row maximum, which
 // is updated only when a score of the warp exceeds it by STALE powers of two. All threads of a quad
 // have the same tops; each lane has its own partial sums.
@@ -25,11 +30,17 @@ struct Softmax {
     float top[2], sum[2];
     float base[2];    // addend of exponents: -top * unit, or 0 if nothing was visible; see base_of
     float factor[2];  // the last rescale factor of the output
+#if WITH_PAIR_RING
+    i32 settled;  // whether all tops of the warp are known and not far from 0
+#endif
 };
 
 FN void start(struct Softmax &x) {
 #pragma unroll
     for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
+#if WITH_PAIR_RING
+    x.settled = 0;
+#endif
 }
 
 #if FORMULA_FAR
@@ -80,6 +91,12 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
         x.base[r] = base_of(finite, unit);
         x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
     }
+#if WITH_PAIR_RING
+    if (SUMS_DECIDE) {
+        const float farthest = fmaxf(fabsf(x.top[0]), fabsf(x.top[1]));
+        x.settled = uniform(__all_sync(0xffffffff, farthest < 0x1p19f));
+    }
+#endif
     return true;
 }
 
@@ -96,6 +113,31 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
     }
     x.sum[r] += even + odd;
 }
+
+#if WITH_PAIR_RING
+// SUMS_DECIDE: makes the weights of a tile without its maxima, which cost an instruction for each
+// score. If no sum exceeds 2^STALE, no weight does. Otherwise, or before the tops are settled,
+// returns false; scores and sums are then as before.
+FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) {
+    if (!x.settled) return false;
+    float sum[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < TILE_K / 4; i++) {
+        const int r = i % 2;
+        const float even = fast_exp2(fmaf(s[2 * i], unit, x.base[r]));
+        const float odd = fast_exp2(fmaf(s[2 * i + 1], unit, x.base[r]));
+        sum[r][0] += even;
+        sum[r][1] += odd;
+        weights[i] = pack(even, odd);
+    }
+    const float more[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+    constexpr float MOST = 1 << (int)STALE;
+    if (__any_sync(0xffffffff, more[0] > MOST || more[1] > MOST)) return false;
+    x.sum[0] += more[0];
+    x.sum[1] += more[1];
+    return true;
+}
+#endif
 
 FN void rescale(Output &o, const struct Softmax &x) {
 #pragma unroll
