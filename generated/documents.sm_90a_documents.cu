@@ -14,7 +14,7 @@ typedef long long i64;
 
 typedef unsigned int u32;
 constexpr i32 THREADS = 128;
-constexpr i32 BLOCKS = 8;  // that an SM runs at once, or more
+constexpr i32 BLOCKS = 6;  // that an SM runs at once, or more
 constexpr i32 MOST_RESULTS = 5;
 constexpr u32 ALL = 0xffffffff;
 

@@ -18,7 +18,7 @@ constexpr i32 ROWS = 16;        // most query blocks that a block ranks for
 constexpr i32 OWN = ROWS / WARPS;            // of these, per warp
 constexpr i32 COLUMNS = 32;                  // key blocks at a time, one per lane
 constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats per row in shared memory
-constexpr i32 BLOCKS = 8;            // that an SM runs at once, or more
+constexpr i32 BLOCKS = 6;            // that an SM runs at once, or more
 constexpr u32 ALL = 0xffffffff;
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -82,9 +82,9 @@ select_blocks(const __grid_constant__ struct Selected p) {
 #include "common/lib/chosen_bits.cuh"
 
 FN bool read_part(const struct Lists &p, i32 block) {
-    const i32 shares = (p.tile_count[0] + p.reading_tiles - 1) / p.reading_tiles;
-    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles;
-    const i32 tiles = min_i32(p.reading_tiles, p.tile_count[0] - tile);
+    const i32 shares = (p.tile_count[0] + p.reading_tiles[0] - 1) / p.reading_tiles[0];
+    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles[0];
+    const i32 tiles = min_i32(p.reading_tiles[0], p.tile_count[0] - tile);
     join_bits<Selection0>(p, list, tile, tiles);
     return false;
 }

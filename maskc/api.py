@@ -13,7 +13,7 @@ from maskc.core.data import CONVENTIONS
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.recorders import refuse_proxy, unscripted
-from maskc.core.score import Formula, Inputs
+from maskc.core.score import Formula, Inputs, by_length
 from maskc.core.source import outside
 from maskc.core.tensors import ORDERS, Order, layout_of, torch_of
 from maskc.dsl.mask import Mask
@@ -104,7 +104,8 @@ def attention(
             Megatron's [N, B, H, D]. "n" may stand for "s".
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
-            is_causal and window_size count from the last tokens of each sequence.
+            is_causal and window_size count from the last tokens of each sequence; alibi_slopes, and
+            scores of distances p - k, are then refused.
         cu_seqlens_q_padded, cu_seqlens_k_padded: integers [sequences + 1], where each sequence
             begins if sequences are stored with padding behind them, as in TransformerEngine.
             Queries that are padding have out 0.
@@ -281,6 +282,9 @@ def _by_convention(
     if getattr(q, "is_nested", False):  # refused, with what to do
         return _attention(torch_of(q), _compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
+    if packed and layout == "bhsd":
+        wanted = "left out for packed tokens [tokens, heads, D]"
+        raise BadOption("layout", wanted, repr(keywords.layout), at="layout")
     swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
         finding = "a call whose tensors are [B, N, H, D]"
@@ -310,6 +314,12 @@ def _in_order(
     keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(of_q[2], of_k[2], masked, data)
+    if options.alibi_slopes is not None:
+        keywords.check_distances(to, of_q[2], of_k[2], "alibi_slopes")
+    if score is not None:
+        score = as_score(score)
+        if by_length(score.formula.logit):
+            keywords.check_distances(to, of_q[2], of_k[2], "score")
     find = partial(_restricted, to)
     return _attention(torch_of(q), find, q, k, v, mask, options, data, score, order)
 

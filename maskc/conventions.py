@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Mapping
 from functools import lru_cache, reduce
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import refuse_masked, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, flags, intervals
@@ -138,6 +139,35 @@ class Keywords(NamedTuple):
             raise BadOption("is_causal", wanted, True, at="is_causal")
         return Restriction(is_causal, sides, START if differ else END, packed)
 
+    def check_distances(self, to: Restriction, n_q: int, n_kv: int, name: str) -> None:
+        """Raise an error if distances p - k would not be those inside of each sequence.
+
+        Kernels take p = q + n_kv - n_q, which is a position of the whole row. Without a gap between
+        sequences of equal lengths it serves all of them.
+
+        Args:
+            to: the restriction by these keywords.
+            n_q: queries; n_kv: keys.
+            name: what computes with distances.
+
+        Raises:
+            BadOption.
+        """
+        pairs = (self.cu_seqlens_q, self.cu_seqlens_k), (
+            self.cu_seqlens_q_padded, self.cu_seqlens_k_padded
+        )  # fmt: skip
+        if to.packed != BROUGHT or (n_q == n_kv and all(starmap(_equal_on_host, pairs))):
+            return
+        wanted = (
+            "left out where cu_seqlens_q and cu_seqlens_k are two arrays: it would count distances "
+            "along all packed tokens, and not inside of each sequence"
+        )
+        hint = (
+            "if lengths are equal, pass one array as both; otherwise mc.paged counts positions in "
+            "each sequence"
+        )
+        raise BadOption(name, wanted, "it", hint, at=name)
+
     def _packed(
         self, n_q: int, n_kv: int, is_causal: bool, sides: tuple[int, int] | None, masked: bool,
         data: dict[str, Any],
@@ -214,6 +244,24 @@ def _window(given: Any) -> tuple[int, int] | None:
     return left, right
 
 
+def _equal_on_host(one: Any, other: Any) -> bool:
+    """Whether two arrays are equal, as far as can be told without waiting for a device."""
+    if one is None or other is None:
+        return one is other
+    one, other = _array(one), _array(other)
+    if not (_on_host(one) and _on_host(other)):
+        return False
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def _on_host(x: Any) -> bool:
+    """Whether the host can read an array now, outside of compiled graphs."""
+    torch = torch_of(x)
+    if torch is None:
+        return isinstance(x, np.ndarray)
+    return type(x) is torch.Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _array(ends: Any) -> Any:
     return np.asarray(ends) if isinstance(ends, list | tuple) else ends
 
@@ -228,15 +276,13 @@ def _check_ends(name: str, ends: Any, tokens: int) -> None:
     torch = torch_of(ends)
     if torch is not None and torch.compiler.is_compiling():
         return
+    refuse_masked(ends, name)
     shape = tuple(ends.shape)
     if len(shape) != 1 or shape[0] == 0:
         raise DataShape(name, shape, "[documents + 1]", at=name)
     if "int" not in str(ends.dtype):
         raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
-    on_host = isinstance(ends, np.ndarray) or (
-        torch is not None and type(ends) is torch.Tensor and ends.device.type == "cpu"
-    )
-    if on_host:
+    if _on_host(ends):
         check_ends(name, np.asarray(ends), tokens)
 
 
@@ -278,7 +324,7 @@ def _alike(name: str, x: Any, like: Any) -> None:
     library = type(like).__module__.partition(".")[0]
     if type(x).__module__.partition(".")[0] != library or tuple(x.shape) != tuple(like.shape):
         wanted = f"{library} integers {list(like.shape)}, as cu_seqlens_q is"
-        raise BadOption(name, wanted, type(x).__name__, at=name)
+        raise BadOption(name, wanted, f"{type(x).__name__} {list(x.shape)}", at=name)
 
 
 def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:

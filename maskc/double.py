@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.core.attention_call import AttentionCall
 from maskc.core.dropout import PARTS, RATE, SEED
-from maskc.core.errors import WrongDType
+from maskc.core.errors import DTypesDiffer, WrongDType
 from maskc.core.source import outside
 from maskc.core.tensors import Array, order_of
 from maskc.dispatch.checks import check_inputs, of_every_sequence
@@ -91,10 +91,10 @@ class Reference:
         Raises:
             As CompiledMask.run.
         """
-        self._warn()
         q, k, v, of_call, *_ = call
         views = of_every_sequence(_view(q, "q"), _view(k, "k"), _view(v, "v"))
         sizes = check_inputs(*views, attn.bundle.problem, attn.target)
+        self._warn()
         arrays = [np.asarray(to_host(x, n)) for x, n in zip((q, k, v), "qkv", strict=True)]
         arrays = [np.broadcast_to(x, (sizes.batch, *x.shape[1:])) for x in arrays]
         q32, k32, v32 = (x.astype(np.float32, order="C") for x in arrays)
@@ -172,9 +172,12 @@ def _view(x: Any, name: str) -> Array:
     """An array of float64 as checks know those of fp32.
 
     Raises:
-        WrongDType.
+        WrongDType: q is something else.
+        DTypesDiffer: k or v is.
     """
     view = array_of(x, name)
+    if view.dtype != DOUBLE and name != "q":
+        raise DTypesDiffer(DOUBLE, name, view.dtype, at=name)
     if view.dtype != DOUBLE:
         raise WrongDType(
             name, view.dtype, f"was compiled for {DOUBLE}", f"convert it to {DOUBLE}", at=name

@@ -167,7 +167,8 @@ def _with_rows(x: Any) -> Any:
     rows."""
     if hasattr(x, "stride"):
         return x if x.is_sparse or x.stride(-1) == 1 else x.contiguous()
-    is_strided = x.strides is not None and x.strides[-1] != x.itemsize
+    strides = getattr(x, "strides", None)  # arrays of JAX have none
+    is_strided = strides is not None and strides[-1] != x.itemsize
     return _library(x).ascontiguousarray(x) if is_strided else x
 
 
@@ -243,4 +244,6 @@ def _broadcast(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _library(x: Any) -> Any:
     """The module of an array's functions."""
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__()
     return sys.modules[type(x).__module__.partition(".")[0]]

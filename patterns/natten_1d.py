@@ -42,6 +42,8 @@ def per_axis(count, **values):
         if isinstance(value, tuple) and len(value) != count:
             wanted = f"{count} values, one for each axis, or one for all"
             raise mc.BadParameterValue(f"natten_{count}d", name, wanted, value)
+        if name != "causal" and min(value if isinstance(value, tuple) else (value,)) < 1:
+            raise mc.BadParameterValue(f"natten_{count}d", name, "tokens, at least 1", value)
     return [
         {name: x[axis] if isinstance(x, tuple) else x for name, x in values.items()}
         for axis in range(count)
@@ -53,7 +55,8 @@ def natten_1d(
     *, kernel: int = 127, dilation: int = 1, stride: int = 1, causal: bool = False
 ) -> mc.Mask:
     """The `kernel` nearest tokens, `dilation` apart, shared by groups of `stride` queries."""
-    return mc.where(lambda q, k: near(q, k, mc.n_kv, kernel, dilation, stride, causal))
+    (axis,) = per_axis(1, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
+    return mc.where(lambda q, k: near(q, k, mc.n_kv, **axis))
 
 
 def main() -> None:

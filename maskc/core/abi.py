@@ -241,8 +241,10 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("wide", "i32", "whether constants have two words"),
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
-    Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
+    Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
+    Field("line_blocks", "i32", "of the launch: they find the tiles of lines"),
+    Field("line_threads", "i32", "of a line: those of a warp, or of a block"),
     Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
     Field("first_side", "i32", "the first one that gets lists: 0 rows, 1 columns"),
     Field("work_side", "i32", "whose tiles items have, if there are any"),
@@ -265,6 +267,8 @@ LISTS_FIELDS: tuple[Field, ...] = (
 """Arguments of the kernel that builds tile lists on the GPU from data, documents or chosen blocks.
 In arrays of two, the first value is for queries and tile rows, the second for keys and tile
 columns."""
+LIST_THREADS = 128
+"""The threads of a block of that kernel: one for every key of a tile."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 STATE_WORDS, STATE_OF_LIST = 4, 4

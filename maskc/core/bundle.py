@@ -164,6 +164,9 @@ class Launch:
     feature: Feature | None = None
     """The feature that makes a call run this launch, instead of another one of the same entry; None
     if every call runs it."""
+    overlaps: bool = False
+    """Whether its blocks may start while the previous launch of the stream ends (programmatic
+    dependent launch). The kernel itself waits for that launch."""
 
 
 DEFAULT = "default"

@@ -214,6 +214,21 @@ def check_ends(name: str, ends: np.ndarray, length: int) -> None:
     raise DataRange(name, mistake, hint, at=name)
 
 
+def check_truths(name: str, array: np.ndarray) -> None:
+    """Check booleans, or integers in their place, where only 0 is false.
+
+    Integers without a positive one, but with negative ones, are a bias of 0 and -10000, or ~x of
+    other integers. Both mean the opposite.
+
+    Raises:
+        DataRange: they are such integers.
+    """
+    if array.dtype.kind == "i" and array.size and (least := array.min()) < 0 >= array.max():
+        finding = f"its values reach from {least} to {array.max()}, and all except 0 are true"
+        hint = "compare first: x == 0 for 0 and -10000, x != 1 in place of ~x"
+        raise DataRange(name, finding, hint, at=name)
+
+
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
     if not isinstance(name, str):

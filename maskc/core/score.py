@@ -219,6 +219,11 @@ def added(logit: Real) -> tuple[Real, ...]:
     return ()
 
 
+def by_length(node: Term) -> bool:
+    """Whether the value depends on the lengths, as distances of aligned positions do."""
+    return any(part in (E.N_Q, E.N_KV) for part in walk(node))
+
+
 def by_score(node: Term) -> bool:
     """Whether the value depends on the score."""
     return any(isinstance(part, Score) for part in walk(node))

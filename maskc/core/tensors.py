@@ -8,7 +8,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from maskc.core.errors import BadOption, WrongRank
+import numpy as np
+
+from maskc.core.errors import BadOption, MaskedValues, NotAnArray, WrongRank
+from maskc.core.source import SourceLoc
 
 Shape = tuple[int, ...]
 
@@ -109,6 +112,45 @@ def order_of(shape: Shape, strides: Shape) -> Shape:
         order.insert(place, axis)
     return tuple(order)
 
+
+# ------------------------------------------------------------------ what is no plain array
+
+
+def refuse_masked(x: object, name: str, at: SourceLoc | str | None = None) -> None:
+    """Raise an error for a masked array of NumPy; without masked entries it is a plain array.
+
+    Args:
+        x: any object.
+        name: what it is in the message.
+        at: the place; None: the argument of that name.
+
+    Raises:
+        MaskedValues.
+    """
+    if isinstance(x, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(x).sum())):
+        raise MaskedValues(name, masked, at=name if at is None else at)
+
+
+def not_an_array(name: str, x: Any, at: SourceLoc | str | None = None) -> NotAnArray:
+    """Return the error for an object that is not an array, with a hint for its kind."""
+    kind, at = type(x).__name__, name if at is None else at
+    if getattr(x, "layout", None) is not None and "strided" not in str(x.layout):
+        hint = "call .to_dense() for an array of all its elements"
+        return NotAnArray(name, f"{kind} of layout {x.layout}", hint, at=at)
+    if hasattr(x, "toarray"):  # SciPy
+        return NotAnArray(name, kind, "call .toarray() for an array of all its elements", at=at)
+    if hasattr(x, "to_numpy"):  # pandas, polars
+        elements = getattr(x, "dtype", None)
+        kind += "" if elements is None else f" of {elements}"
+        hint = "call .to_numpy() for an array, and convert text and missing values before"
+        return NotAnArray(name, kind, hint, at=at)
+    if isinstance(x, (list, tuple)):
+        hint = "rows of a list need one length, and its entries must be numbers"
+        return NotAnArray(name, f"{kind} that is ragged or holds more than numbers", hint, at=at)
+    return NotAnArray(name, kind, at=at)
+
+
+# ------------------------------------------------------------------ orders of axes
 
 LAYOUTS = ("bhsd", "bshd", "sbhd")
 """Orders of sequences, heads and tokens in the tensors of a call."""
@@ -229,7 +271,10 @@ def layout_of(layout: object) -> str:
         return layout
     name = layout_among(layout, LAYOUTS)
     if name is None:
-        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), at="layout")
+        hint = "b stands for sequences, h for heads, s or n for tokens, d for elements"
+        if layout == "thd":
+            hint = "packed tokens [tokens, heads, D] need no layout, but cu_seqlens_q="
+        raise BadOption("layout", "'bhsd', 'bshd' or 'sbhd'", repr(layout), hint, at="layout")
     return name
 
 

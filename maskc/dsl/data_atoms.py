@@ -16,8 +16,9 @@ from maskc.core.data import (
     positions_of_keys,
     positions_of_queries,
 )
-from maskc.core.errors import BadTable, DataRange, MaskcError, ReservedName
+from maskc.core.errors import BadTable, DataRange, MaskcError, MaskedValues, ReservedName
 from maskc.core.source import SourceLoc, caller
+from maskc.core.tensors import refuse_masked
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
@@ -195,7 +196,10 @@ def block_table(table: object, block: int) -> Mask:
         name = _name(table, at)
         return nodes.BlockTable(DataDecl(name, DataKind.table, (name,), size), loc=at)
     try:
+        refuse_masked(table, "the table", at)
         array = np.asarray(table)
+    except MaskedValues as error:
+        return mistake(error, nodes.Full(loc=at))
     except (TypeError, ValueError):  # a ragged list, a tensor on a device
         finding = f"a {type(table).__name__} that NumPy cannot read"
         return mistake(BadTable("block_table", finding, at=at), nodes.Full(loc=at))

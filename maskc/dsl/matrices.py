@@ -18,6 +18,7 @@ from maskc.core.captured import Lengths
 from maskc.core.errors import BadMatrix, HeadsUnknown, MaskcError, SequencesUnknown
 from maskc.core.jax_arrays import is_jax_array, jax_values
 from maskc.core.source import SourceLoc, caller, outside
+from maskc.core.tensors import refuse_masked
 from maskc.dsl import nodes
 from maskc.dsl.bit_tiles import TILE, tiles_of
 from maskc.dsl.collect import mistake
@@ -78,6 +79,7 @@ def from_bool(matrix: object) -> Mask:
 
     Raises:
         BadMatrix: it has another rank or element type (MC127).
+        MaskedValues: it is a masked array of NumPy with masked entries (MC444).
         NotTraced: JAX traces it (MC481).
 
     Warns:
@@ -111,27 +113,55 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
     """Booleans [sequences or 1, heads or 1, n_q, n_kv].
 
     Raises:
-        BadMatrix, NotTraced.
+        BadMatrix, MaskedValues, NotTraced.
     """
-    hint = "True keeps a pair; compare first, as in matrix == 0 for a bias of 0 and -inf"
-    if hasattr(matrix, "detach"):
-        matrix = matrix.numpy(force=True) if str(matrix.dtype) == "torch.bool" else matrix
-    elif hasattr(matrix, "get") and hasattr(matrix, "__cuda_array_interface__"):
-        matrix = matrix.get()
-    elif isinstance(matrix, (list, tuple)):
-        matrix = np.array(matrix)
-    elif is_jax_array(matrix):
-        matrix = jax_values("the matrix of from_bool", matrix, at)
-    dtype, shape = getattr(matrix, "dtype", None), tuple(getattr(matrix, "shape", ()))
-    if dtype is None or str(dtype) != "bool" or not isinstance(matrix, np.ndarray):
+    matrix = _on_host(matrix, at)
+    shape = tuple(getattr(matrix, "shape", ()))
+    if not isinstance(matrix, np.ndarray) or matrix.dtype != bool:
+        dtype = getattr(matrix, "dtype", None)
         finding = type(matrix).__name__ if dtype is None else f"{dtype} of shape {shape}"
-        raise BadMatrix("from_bool", finding, hint, at=at)
+        raise BadMatrix("from_bool", finding, _compared(str(dtype)), at=at)
     if not matrix.size:
         raise BadMatrix("from_bool", f"shape {shape}", "mc.full() has no lengths", at=at)
     if not 2 <= matrix.ndim <= 4:
         hint = 'a vector over keys is mc.flags("keep"), called with keep=vector'
         raise BadMatrix("from_bool", f"shape {shape}", hint, at=at)
     return matrix.reshape((1,) * (4 - matrix.ndim) + matrix.shape)
+
+
+def _on_host(matrix: Any, at: SourceLoc | None) -> Any:
+    """Return the array of NumPy; what is no array, and a tensor that holds no booleans, stays.
+
+    Raises:
+        BadMatrix, MaskedValues, NotTraced.
+    """
+    refuse_masked(matrix, "the matrix", at)
+    if hasattr(matrix, "detach"):
+        if "strided" not in str(matrix.layout):
+            finding, hint = f"a tensor of layout {matrix.layout}", "matrix.to_dense() is one"
+            raise BadMatrix("from_bool", finding, hint, at=at)
+        return matrix.numpy(force=True) if str(matrix.dtype) == "torch.bool" else matrix
+    if hasattr(matrix, "get") and hasattr(matrix, "__cuda_array_interface__"):
+        return matrix.get()
+    if hasattr(matrix, "toarray"):  # SciPy
+        finding = f"a sparse {type(matrix).__name__}"
+        raise BadMatrix("from_bool", finding, "matrix.toarray() is one", at=at)
+    if is_jax_array(matrix):
+        return jax_values("the matrix of from_bool", matrix, at)
+    if isinstance(matrix, (list, tuple, np.ndarray)) or hasattr(matrix, "to_numpy"):
+        try:
+            return np.asarray(matrix)
+        except ValueError:
+            hint = "all rows need as many entries: one for each key"
+            raise BadMatrix("from_bool", "rows of different lengths", hint, at=at) from None
+    return matrix
+
+
+def _compared(dtype: str) -> str:
+    """The hint for a matrix of another element type."""
+    if "int" in dtype:
+        return "True keeps a pair; compare first: matrix != 0 keeps the pairs of ones"
+    return "True keeps a pair; compare first, as in matrix == 0 for a bias of 0 and -inf"
 
 
 def _of_vector(given: np.ndarray) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from maskc.core.errors import BadRanges
 from maskc.core.source import caller
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import refuse_masked, torch_of
 from maskc.dsl.mask import Mask
 from maskc.dsl.tables import WatchedArray
 from maskc.dsl.tracer import traced_at
@@ -178,6 +178,7 @@ def _integers(x: Any, name: str) -> Any:
     Raises:
         BadRanges: no integers.
     """
+    refuse_masked(x, name)
     if torch_of(x) is not None:
         whole = not (x.is_floating_point() or x.is_complex())
     else:
@@ -194,6 +195,7 @@ def _on_host(x: Any, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
     Raises:
         BadRanges: others.
     """
+    refuse_masked(x, name)
     given = np.asarray(x.cpu() if torch_of(x) is not None else x)
     given = given.reshape(0, *shape[1:]) if not given.size else _integers(given, name)
     wrong = (b not in (None, a) for a, b in zip(given.shape, shape, strict=False))

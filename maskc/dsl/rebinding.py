@@ -19,6 +19,7 @@ import numpy as np
 from maskc.core.errors import NotTraceable
 from maskc.core.jax_arrays import is_jax_array, jax_values
 from maskc.core.source import caller
+from maskc.core.tensors import refuse_masked
 from maskc.dsl.followed import Followed
 from maskc.dsl.tables import IndexedRows, WatchedArray
 from maskc.dsl.traced import Traced, traced_max, traced_min
@@ -115,6 +116,7 @@ class Rebinder:
         if id(value) in self._done:
             return self._done[id(value)][1]
         if isinstance(value, np.ndarray):
+            refuse_masked(value, "a captured array", caller())
             return self._kept(value, value.view(self._watched) if value.ndim else value[()])
         if hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
             return self._kept(value, value.get().view(self._watched))

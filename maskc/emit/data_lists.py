@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from maskc.core import expr as E
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
@@ -14,6 +16,8 @@ from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_
 from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
 from maskc.plan.types import KernelPlan
 
+_CAN_OVERLAP = 90
+"""Compute capability from which on a launch may begin while the one before it ends."""
 MOVING_THREADS = 256
 """The threads of a block that moves rows."""
 
@@ -74,7 +78,8 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         has_pairs=any(has_pairs(load) for shape in shapes for load in E.loads(shape)),
         segments=segments if plan.documents else None,
     )
-    launches, form = (MAKE_LISTS, SPOIL_RESULTS), DOCUMENTS if plan.documents else DATA
+    overlaps, form = plan.target.capability >= _CAN_OVERLAP, DOCUMENTS if plan.documents else DATA
+    launches = tuple(replace(one, overlaps=overlaps) for one in (MAKE_LISTS, SPOIL_RESULTS))
     return lists_source(plan, "common/tile_lists.cu.j2", spec, launches, form)
 
 

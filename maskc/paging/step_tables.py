@@ -9,6 +9,7 @@ import numpy as np
 
 from maskc.core.data import DataKind, Parents
 from maskc.core.errors import BadPages, DataMissing
+from maskc.core.tensors import refuse_masked
 from maskc.core.unknown import unknown_keyword
 from maskc.layout.inputs.call_data import times_of_parents
 from maskc.paging.plan_memory import PlanMemory, check_shape, checked_count
@@ -67,7 +68,9 @@ class TableReader:
 
         Raises:
             BadPages: no integers, another rank, or another device.
+            MaskedValues: a masked array of NumPy with masked entries.
         """
+        refuse_masked(x, name)
         torch, device = self._memory
         tensor = torch is not None and isinstance(x, torch.Tensor)
         if tensor and x.device != device:

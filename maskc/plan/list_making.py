@@ -6,13 +6,14 @@ wait for blocks with a lower index, so these steps need no separate launches.
 
 from __future__ import annotations
 
+from maskc.core.abi import LIST_THREADS
 from maskc.core.bundle import Grid, Launch
 
-THREADS = 128
-"""The threads of a block: one for every key of a tile."""
-BLOCKS = 8
+THREADS = LIST_THREADS
+BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
-SPOIL_RESULTS = Launch("spoil_results", Grid.results, THREADS, resident=4)
-"""The launch after the pass; only if data may turn out to be wrong."""
+SPOIL_RESULTS = Launch("spoil_results", Grid.results, THREADS)
+"""The launch after the pass; only if data may turn out to be wrong. It has few blocks, which start
+sooner."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents
-from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
+from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, check_truths
+from maskc.core.errors import DataMissing, DataRange, DataShape, DataType
+from maskc.core.tensors import not_an_array, refuse_masked
 from maskc.core.unknown import unknown_keyword, wrong_ids
 
 Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
@@ -39,7 +40,7 @@ def read(decl: DataDecl, raw: object) -> Read:
     Raises:
         DataShape: a pair is needed and something else was given.
         DataType: the elements are neither integers nor booleans.
-        NotAnArray: something is not an array.
+        NotAnArray: something is not an array, or a masked one (MC444).
     """
     match decl.kind:
         case DataKind.documents:
@@ -68,14 +69,15 @@ def _ids_of(decl: DataDecl, raw: object) -> Read:
 
 def _array(decl: DataDecl, raw: object) -> np.ndarray:
     """int64, from NumPy, torch, CuPy or lists."""
-    if hasattr(raw, "detach") and hasattr(raw, "numpy"):
+    refuse_masked(raw, decl.name)
+    if hasattr(raw, "detach") and hasattr(raw, "numpy") and not getattr(raw, "is_sparse", False):
         raw = raw.numpy(force=True)
     elif hasattr(raw, "get") and hasattr(raw, "__cuda_array_interface__"):
         raw = raw.get()
     try:
         array = np.asarray(raw)
     except (TypeError, ValueError):
-        raise NotAnArray(decl.name, type(raw).__name__, at=decl.name) from None
+        raise not_an_array(decl.name, raw) from None
     truths = decl.kind in (DataKind.flags, DataKind.table)
     if array.size and array.dtype.kind not in ("biu" if truths else "iu"):
         wanted = "booleans or integers" if truths else "integers"
@@ -95,6 +97,7 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
         DataRange: an id, a time or a parent beyond 64 signed bits, or a position beyond 63.
     """
     if array.dtype == bool or decl.kind in (DataKind.flags, DataKind.table):
+        check_truths(decl.name, array)
         truths: np.ndarray = array != 0
         return truths.astype(np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > _MOST:

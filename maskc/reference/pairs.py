@@ -234,6 +234,8 @@ def _table(decl: DataDecl, at: PairPlace) -> Truths:
         table = table[at.head if len(table) > 1 else 0]
     expected = (-(-at.n_q // decl.block), -(-at.n_kv // decl.block))
     if table.shape != expected:
+        if not decl.from_caller:
+            raise DataShape(f"block_table(block={decl.block})", table.shape, expected)
         raise DataShape(decl.name, table.shape, expected, at=decl.name)
     pairs: Truths = table != 0
     return pairs

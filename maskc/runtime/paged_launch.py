@@ -91,7 +91,7 @@ class PageKernels:
     def plan(self, block: ArgumentBlock) -> None:
         """Enqueue what makes the arrays of a step."""
         blocks = max(1, min(_MOST_BLOCKS, block.members.sequences))
-        function, _, threads, shared = self._plan
+        function, _, threads, shared, _ = self._plan
         self._enqueue(Step(function, blocks, threads, shared), block)
 
     def append(self, block: ArgumentBlock) -> None:

@@ -225,6 +225,7 @@ TEXTS = {
     "MC441": lambda: mc.attention(*3 * [zeros(2, 5, 16)], mc.causal()),
     "MC442": lambda: mc.causal()(zeros(1, 2, 5, 16)),
     "MC443": lambda: narrowed("ids", np.zeros(3, np.int64)),
+    "MC444": lambda: mc.flags("kept").dense(3, kept=np.ma.masked_array([1, 1, 0], [0, 0, 1])),
     "MC433": lambda: mc.window(3).cache().given([9, 4]),
     "MC413": lambda: through_torch(None, None, AttentionCall(*[nested()] * 3)),
     "MC420": lambda: portable.to_graph(CompiledMask(bundle("band"), "cpu"), "an exported program"),

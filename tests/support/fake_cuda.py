@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -143,6 +144,22 @@ class Driver:
         n_q = self.block.n_q
         self.calls.append(("launch", function, *rest[:8], n_q))
         return (self.status,)
+
+    def cuLaunchKernelEx(self, how, function, arguments, extra):
+        (early,) = how.attrs
+        assert (early.id, early.value.programmaticStreamSerializationAllowed) == (6, 1)
+        grid = how.gridDimX, how.gridDimY, how.gridDimZ
+        block = how.blockDimX, how.blockDimY, how.blockDimZ
+        rest = how.sharedMemBytes, how.hStream or None, arguments, extra
+        return self.cuLaunchKernel(function, *grid, *block, *rest)
+
+    CUlaunchAttributeID = int
+
+    def CUlaunchAttribute(self):
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def CUlaunchConfig(self):
+        return SimpleNamespace()
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, dims, strides, box, steps, *rest):
         assert (steps, rest) == ([1] * rank, (0, 3, 0, 0))

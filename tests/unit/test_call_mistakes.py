@@ -14,14 +14,17 @@ from maskc.core.data import CALL, QUESTION, RESERVED, SELECTING
 from maskc.core.errors import (
     ArgumentsByPlace,
     BadOption,
+    DataRange,
     DataShape,
     DataUnknown,
     DTypesDiffer,
     LengthsNotIds,
     MaskCalled,
     MaskcError,
+    MaskedValues,
     MixedLibraries,
     NotAMask,
+    NotAnArray,
     NotAnAttnMask,
     NotAScore,
     ReservedName,
@@ -294,6 +297,15 @@ ELSEWHERE: dict[str, tuple[object, str]] = {
     "dropout": (0.1, "dropout_p="),
     "block_table": (MATRIX, "mc.paged(mask, page_size=...) takes page tables"),
     "return_attn_probs": (True, "return_lse=True"),
+    "segment_ids": (np.zeros(8, int), 'mc.documents("doc")'),
+    "key_value_seq_lengths": (np.array([8]), "kept=arange(n) < lengths[:, None]"),
+    "cache_seqlens": (np.array([8]), "mc.paged takes seq_lens_kv="),
+    "leftpad_k": (np.array([8]), "kept=arange(n) >= lengths[:, None]"),
+    "kernel_size": (3, "mc.patterns.natten_1d"),
+    "cu_seq_q": (np.array([0, 8]), "cu_seqlens_q="),
+    "num_splits": (1, "maskc chooses its kernels"),
+    "output_attentions": (True, "weights are never stored"),
+    "position_ids": (np.arange(8), "mc.causal(at=mc.positions("),
 }
 
 
@@ -409,6 +421,12 @@ def test_dtypes_that_differ_speak_of_the_tensors(name: str):
                 call(**given)
             assert f"q is float32, and {name} is float16" in str(caught.value)
             assert "compile" not in str(caught.value)
+        wide = {"q": x, "k": x, "v": x} | {
+            other: x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+            for other in "qkv" if other != name
+        }  # fmt: skip
+        with pytest.raises(DTypesDiffer, match=f"q is float64, and {name} is float32"):
+            mc.attention(**wide, mask=mc.causal())
 
 
 def test_a_table_of_another_dtype_is_no_matter_of_compiling():
@@ -527,6 +545,126 @@ def test_cumulative_lengths_without_their_mark():
             with pytest.raises(DataShape) as caught:
                 call(ids)
             assert not isinstance(caught.value, LengthsNotIds)
+
+
+# ------------------------------------------------------------------ arrays that hold no values
+
+IDS = np.arange(8) // 3
+HIDDEN = np.arange(8) > 5
+BIAS = np.zeros((8, 8), np.float32)
+
+
+def masked(x: np.ndarray) -> np.ma.MaskedArray:
+    """The array with its last two keys masked."""
+    return np.ma.masked_array(x, np.broadcast_to(HIDDEN, x.shape))
+
+
+def paged_step(page_table: np.ndarray) -> np.ndarray:
+    """A step of decoding from eight pages of one slot."""
+    attn = mc.paged(
+        mc.causal(), page_size=1, head_dim=16, n_heads=2, n_kv_heads=2, dtype="float32",
+        target="cpu",
+    )  # fmt: skip
+    pool = Q[0].swapaxes(0, 1)[:, None]
+    return attn.run(Q[0, :, :1].swapaxes(0, 1), pool, pool, attn.plan(page_table, 1, [8]))[0]
+
+
+MASKED: dict[str, Callable[[Callable[[np.ndarray], object]], object]] = {
+    "k": lambda of: mc.attention(Q, of(Q.swapaxes(2, 3)).swapaxes(2, 3), Q, mc.causal()),
+    "k of a compiled mask": lambda of: (
+        mc.causal().compile(16, dtype="float32", target="cpu")(
+            *3 * [of(Q.swapaxes(2, 3)).swapaxes(2, 3)]
+        )
+    ),
+    "doc": lambda of: mc.attention(Q, Q, Q, mc.documents("doc"), doc=of(IDS)),
+    "doc of a question": lambda of: mc.documents("doc").dense(8, doc=of(IDS)),
+    "doc of a count": lambda of: np.array(mc.documents("doc").count(8, doc=of(IDS))),
+    "kept": lambda of: mc.attention(Q, Q, Q, mc.flags("kept"), kept=of(~HIDDEN)),
+    "attn_mask": lambda of: mc.scaled_dot_product_attention(Q, Q, Q, of(np.tri(8, dtype=bool))),
+    "float attn_mask": lambda of: mc.scaled_dot_product_attention(Q, Q, Q, of(BIAS)),
+    "bias": lambda of: mc.attention(Q, Q, Q, mc.full(), score=mc.scores.bias(), bias=of(BIAS)),
+    "alpha": lambda of: mc.attention(
+        Q, Q, Q, mc.full(), normalizer="entmax", alpha=of(np.full((2, 8), 1.5, np.float32))[:, -1]
+    ),
+    "from_bool": lambda of: mc.from_bool(of(~HIDDEN[None])).dense(8),
+    "block_table": lambda of: mc.block_table(of(np.ones((8, 8), bool)), 2).dense(16),
+    "captured": lambda of: (
+        lambda ids: mc.from_mask_mod(lambda b, h, q, k: ids[q] == ids[k]).dense(8)
+    )(of(IDS)),
+    "captured by a score": lambda of: (
+        lambda bias: mc.attention(
+            Q, Q, Q, mc.full(), score=mc.from_score_mod(lambda s, b, h, q, k: s + bias[q, k])
+        )
+    )(of(BIAS)),
+    "cu_seqlens": lambda of: mc.attention(
+        *3 * [Q[0].swapaxes(0, 1)], cu_seqlens_q=of(np.array([0, 2, 3, 4, 5, 6, 7, 8])),
+        cu_seqlens_k=of(np.array([0, 1, 3, 4, 5, 6, 7, 8])),
+    ),
+    "page_table": lambda of: paged_step(of(np.arange(8)[None])),
+    "startend_row_indices": lambda of: mc.from_flashmask(
+        of(np.full((1, 1, 1, 8), 8, np.int32)).swapaxes(2, 3), causal=True
+    ).dense(8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", MASKED)
+def test_masked_arrays_are_read_only_if_nothing_is_masked(place: str):
+    """NumPy's other functions drop the mask of a masked array silently."""
+    call = MASKED[place]
+    with pytest.raises(MaskedValues, match=r"is a masked array; masked entries: [0-9]"):
+        call(masked)
+    np.testing.assert_array_equal(call(np.ma.masked_array), call(np.asarray))
+
+
+def sparse(x: np.ndarray) -> object:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(x).to_sparse()
+
+
+UNREADABLE: dict[str, tuple[Callable[[], object], str]] = {
+    "sparse q": (lambda: mc.attention(*3 * [sparse(Q)], mc.full()), r"to_dense\(\)"),
+    "sparse doc": (lambda: documents(sparse(IDS)), r"to_dense\(\)"),
+    "sparse doc of a question": (
+        lambda: mc.documents("doc").dense(8, doc=sparse(IDS)), r"to_dense\(\)",
+    ),
+    "SciPy": (
+        lambda: documents(pytest.importorskip("scipy.sparse").csr_matrix(IDS[None])),
+        r"csr_matrix, not an array[\s\S]*toarray\(\)",
+    ),
+    "pandas": (
+        lambda: documents(pytest.importorskip("pandas").Series(["a"] * 8, dtype=object)),
+        r"Series of object, not an array[\s\S]*to_numpy\(\)",
+    ),
+    "ragged": (lambda: documents([[0] * 8, [1] * 7]), "rows of a list need one length"),
+    "nothing in a list": (lambda: documents([None] + [1] * 7), "its entries must be numbers"),
+    "generator": (lambda: documents(iter([0] * 8)), "list_iterator, not an array"),
+}  # fmt: skip
+
+
+def documents(ids: object) -> object:
+    return mc.attention(Q, Q, Q, mc.documents("doc"), doc=ids)
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_says_how_it_can(name: str):
+    call, hint = UNREADABLE[name]
+    with pytest.raises(NotAnArray, match=hint):
+        call()
+
+
+@pytest.mark.parametrize("place", ["attention", "dense", "layout", "block_table"])
+def test_integers_that_were_negated_are_no_flags(place: str):
+    """~x of integers is -1 or -2, and a bias is 0 where a pair is kept."""
+    kept = np.array([0, 1, 1, 1, 1, 1, 0, 0])
+    calls = {
+        "attention": lambda x: mc.attention(Q, Q, Q, mc.flags("kept"), kept=x),
+        "dense": lambda x: mc.flags("kept").dense(8, kept=x),
+        "layout": lambda x: mc.flags("kept").layout(8, kept=x),
+        "block_table": lambda x: mc.block_table("kept", 8).count(8, kept=x[:1, None]),
+    }
+    for wrong in (~kept, (kept - 1) * 10000, (kept - 1).astype(np.int8)):
+        with pytest.raises(DataRange, match="all except 0 are true"):
+            calls[place](wrong)
 
 
 def test_merging_needs_one_library():

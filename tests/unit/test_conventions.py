@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -193,6 +194,28 @@ def test_sequences_with_padding_behind_them(is_causal, window_size, place, cross
     close(np.asarray(out), want)
 
 
+@pytest.mark.parametrize("formula", ["alibi_slopes", "score"])
+def test_distances_count_inside_of_each_sequence_or_are_refused(formula: str) -> None:
+    """Kernels have one position p = q + n_kv - n_q for a row, which is not that of a sequence."""
+    q, k, v = draw(50, 2, 16), draw(75, 2, 16), draw(75, 2, 16)
+    slopes = np.array([0.5, 0.25], np.float32)
+    options = {"alibi_slopes": slopes}
+    if formula == "score":
+        options = {"score": mc.scores.alibi(), "slopes": slopes}
+    with pytest.raises(BadOption, match=f"{formula} must be left out.*two arrays"):
+        mc.attention(q, k, v, cu_seqlens_q=OF_Q, cu_seqlens_k=OF_K, **options)
+    both = {"cu_seqlens_q": OF_Q, "cu_seqlens_k": OF_Q.copy()}
+    with pytest.raises(BadOption, match=formula):
+        mc.attention(q, k[:50], v[:50], cu_seqlens_k_padded=OF_Q, **both, **options)
+    out = mc.attention(q, k[:50], v[:50], **both, **options)
+    for begin, end in pairwise(OF_Q):
+        one = [x[begin:end].swapaxes(0, 1)[None] for x in (q, k, v)]
+        distance = np.abs(np.arange(end - begin)[:, None] - np.arange(end - begin))
+        bias = (-slopes[:, None, None] * distance).astype(np.float32)
+        wanted = mc.attention(*one, mc.full(), score=mc.scores.bias(), bias=bias)
+        close(out[begin:end], wanted[0].swapaxes(0, 1))
+
+
 def test_padded_sequences_alongside_a_mask() -> None:
     at = OF_K + np.arange(5) * 4
     q = draw(at[-1] + 3, 2, 16)
@@ -305,7 +328,10 @@ def test_contradictions_are_refused() -> None:
             {"cu_seqlens_q": one, "cu_seqlens_k_padded": one[1:]},
             "cu_seqlens_k_padded must be numpy",
         ),
-        ({"cu_seqlens_q": one, "cu_seqlens_k": one[1:]}, "cu_seqlens_k must be numpy integers"),
+        (
+            {"cu_seqlens_q": one, "cu_seqlens_k": one[1:]},
+            r"cu_seqlens_k must be numpy integers \[2\], .* found ndarray \[1\]",
+        ),
     ):
         with pytest.raises(BadOption, match=found):
             mc.attention(q, k, k, **options)
@@ -314,6 +340,13 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(BadOption, match="cu_seqlens must be left out"):
         mc.attention(q, q, q, mc.documents("cu_seqlens"), cu_seqlens_q=one,
                      cu_seqlens=one)  # fmt: skip
+    packed = {"cu_seqlens_q": one, "cu_seqlens_k": one}
+    for layout, found in (
+        ("bhsd", "left out for packed tokens"),
+        ("thd", "need no layout"),
+    ):
+        with pytest.raises(BadOption, match=found):
+            mc.attention(*3 * [draw(9, 2, 16)], layout=layout, **packed)
     with pytest.raises(NotAMask, match="found None"):
         mc.attention(q, k, k, is_causal=False, layout="bhsd")
     with pytest.raises(NotAMask, match="found ndarray of bool"):

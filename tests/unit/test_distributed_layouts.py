@@ -75,6 +75,7 @@ def cases() -> dict[str, Brought]:
     causal = k <= q
     anywhere = np.split(RNG.permutation(90), [25, 70])
     ids = np.repeat([0, 1, 2], [24, 36, 30])
+    odd = np.repeat([0, 1, 2], [25, 7, 58])
     many = np.arange(90) // 6
     there, of_keys = places(60, 84)
     late = causal & (q >= 30) & (k >= 30)
@@ -101,6 +102,10 @@ def cases() -> dict[str, Brought]:
         "zigzag of fifteen documents": Brought(
             mc.causal() & mc.documents("doc"), zigzag(np.arange(0, 91, 6), 3),
             causal & (many[:, None] == many), True, data={"doc": many},
+        ),
+        "zigzag of lengths that chunks do not divide": Brought(
+            mc.causal() & mc.documents("doc"), zigzag([0, 25, 32, 90], 3),
+            causal & (odd[:, None] == odd), False, data={"doc": odd},
         ),
         "chunks in another order, rows that move": Brought(
             mc.window(8, 8) | mc.global_tokens([3]),

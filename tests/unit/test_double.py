@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import maskc as mc
-from maskc.core.errors import MaskcError, WrongDType
+from maskc.core.errors import DTypesDiffer, MaskcError, WrongDType
 from maskc.double import ReferenceWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::maskc.double.ReferenceWarning")
@@ -109,7 +109,7 @@ def test_one_warning():
 
 def test_dtypes_that_differ_are_refused():
     q, k, v = qkv()
-    with pytest.raises(WrongDType, match="k is float32, but this kernel was compiled for float64"):
+    with pytest.raises(DTypesDiffer, match="q is float64, and k is float32"):
         mc.attention(q, k.float(), v, CAUSAL)
     with pytest.raises(WrongDType, match="q is float64, but this kernel was compiled for float32"):
         CAUSAL.compile(DIM, dtype="float32")(q, k, v)

@@ -102,7 +102,7 @@ def test_large_document_ids_keep_their_equality() -> None:
 
 def test_flags_are_zero_or_one_on_either_side() -> None:
     assert bind(FLAG, [True, False, True], 2, 3) == {"flag": [1, 0, 1]}
-    assert bind(FLAG_Q, [-4, 0], 2, 3) == {"flag": [1, 0]}
+    assert bind(FLAG_Q, [4, 0], 2, 3) == {"flag": [1, 0]}
     assert bind(FLAG, [[1, 0], [0, 0]], 9, 2) == {"flag": [[1, 0], [0, 0]]}
 
 

@@ -165,7 +165,11 @@ def test_questions_at_the_lengths_of_the_matrix() -> None:
 
 REFUSED = {
     "floats": (np.zeros((3, 3)), "float64 of shape"),
+    "a bias": (np.zeros((3, 3)), "as in matrix == 0 for a bias"),
     "integers": (np.zeros((3, 3), int), "int64 of shape"),
+    "ones": (np.tri(3, dtype=np.uint8), "matrix != 0 keeps the pairs of ones"),
+    "ragged": ([[True], [True, False]], "rows of different lengths"),
+    "missing values": (np.array([[True, None]]), "object of shape"),
     "vector": (np.ones(3, bool), r"shape \(3,\)"),
     "five": (np.ones((1, 1, 1, 3, 3), bool), "shape"),
     "empty": (np.ones((0, 3), bool), r"shape \(0, 3\)"),
@@ -179,6 +183,14 @@ def test_what_is_no_matrix_of_booleans_is_refused(name: str) -> None:
     given, found = REFUSED[name]
     with pytest.raises(BadMatrix, match=found):
         mc.from_bool(given)
+
+
+def test_matrices_of_other_kinds() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BadMatrix, match=r"layout torch.sparse_coo[\s\S]*to_dense\(\)"):
+        mc.from_bool(torch.from_numpy(TRIL).to_sparse())
+    for other in (TRIL.tolist(), TRIL.view(np.matrix), np.ma.masked_array(TRIL)):
+        np.testing.assert_array_equal(mc.from_bool(other).dense(N), TRIL)
 
 
 def test_modules_serve_all_lengths() -> None:

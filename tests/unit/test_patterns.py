@@ -368,6 +368,14 @@ def test_neighborhoods_have_as_many_numbers_as_axes() -> None:
         pattern("natten_2d")(causal=1.5)
 
 
+@pytest.mark.parametrize("name", ["natten_1d", "natten_2d", "natten_3d"])
+def test_neighborhoods_have_tokens(name: str) -> None:
+    """A kernel of 0 kept no pair, and a stride below 0 others than NATTEN keeps."""
+    for option, value in (("kernel", 0), ("dilation", 0), ("stride", -1)):
+        with pytest.raises(BadParameterValue, match=f"'{option}' expects tokens, at least 1"):
+            pattern(name)(**{option: value})
+
+
 @pytest.mark.parametrize("text", ["true,false", "(True, False)", "[true, 0]"])
 def test_flags_for_each_axis_are_read_from_text(text: str) -> None:
     flat = pattern("natten_2d")

@@ -234,13 +234,13 @@ def test_launches_of_a_mode_run_in_order_and_empty_ones_are_left_out(monkeypatch
     driver = Driver(current=102)
     more = (
         Launch("attention_keys", Grid.keys, 64),
-        Launch("attention_forward", Grid.queries, 32, 8),
+        Launch("attention_forward", Grid.queries, 32, 8, overlaps=True),
     )
     kernel = cuda_kernel(monkeypatch, driver, 1024, more)
     counts = {Grid.rows: 3, Grid.keys: 0, Grid.queries: 132}
     steps = kernel.steps(lambda launch, processors: min(counts[launch.grid], processors))
     assert steps == (
-        Step("attention_forward", 3, 128, 1024), Step("attention_forward", 132, 32, 8)
+        Step("attention_forward", 3, 128, 1024), Step("attention_forward", 132, 32, 8, True)
     )  # fmt: skip
     kernel.steps(lambda *_: 1)
     assert driver.calls.count(("asked", 16, 2)) == 1
@@ -321,7 +321,7 @@ def test_a_failed_launch_is_an_error_and_restores_the_context(monkeypatch):
 def test_the_real_bindings_have_what_a_launch_uses():
     driver = pytest.importorskip("cuda.bindings.driver")
     for name in (
-        "cuInit", "cuLaunchKernel", "cuStreamIsCapturing", "cuCtxGetCurrent",
+        "cuInit", "cuLaunchKernel", "cuLaunchKernelEx", "cuStreamIsCapturing", "cuCtxGetCurrent",
         "cuDeviceGetAttribute", "cuTensorMapEncodeTiled",
     ):  # fmt: skip
         assert callable(getattr(driver, name))
@@ -331,6 +331,8 @@ def test_the_real_bindings_have_what_a_launch_uses():
     assert driver.CUfunction_attribute(launch_cuda._SHARED) == shared
     count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     assert driver.CUdevice_attribute(launch_cuda._MULTIPROCESSORS) == count
+    early = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert driver.CUlaunchAttributeID(launch_cuda._EARLY) == early
 
 
 GPUS = [SimpleNamespace(name="A", capability=90), SimpleNamespace(name="B", capability=75)]

@@ -104,7 +104,7 @@ GRADIENTS = ["attention_backward_prepare", "attention_backward", "attention_back
 def test_launches_of_a_forward_pass(machine):
     compiled()(*given(n=300, heads=(4, 4)), doc=ids((2, 300)))
     assert machine.launched() == [
-        ("make_lists", 2 * (5 + 5) + 2 * 2 * 5, 128),
+        ("make_lists", 2 * (3 + 5) + 2 * 2 * 5, 128),
         ("attention_forward", 2 * 4 * 5, 256),
     ]
     made, block = machine.driver.listed, machine.driver.block

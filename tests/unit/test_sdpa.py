@@ -208,6 +208,17 @@ def test_numpy() -> None:
         np.testing.assert_allclose(out, expected(q, k, v, mask), atol=1e-5)
 
 
+def test_jax() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    q, k, v = (drawn(2, 4, 9, 16, seed=n, grad=False) for n in range(3))
+    k, v = k[:1], v[:1]
+    for mask in (None, matrix("bool", (9, 9)), matrix("bias", (9, 9)).detach()):
+        arrays = [None if x is None else jnp.asarray(x.numpy()) for x in (q, k, v, mask)]
+        out = mc.scaled_dot_product_attention(*arrays)
+        assert isinstance(out, jnp.ndarray)
+        np.testing.assert_allclose(out, expected(q, k, v, mask), atol=1e-5)
+
+
 # ------------------------------------------------------------------ torch
 
 

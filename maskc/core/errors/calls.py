@@ -169,6 +169,25 @@ class NotAnArray(MaskcError, TypeError):
     message = "{0} is a {1}, not an array"
     hint = "pass a torch, CuPy or NumPy array, or anything with __dlpack__"
 
+    def __init__(self, *args: object, at: SourceLoc | str | None = None) -> None:
+        """Args:
+        args: the argument, what was found and, if known, what to write instead.
+        at: the place."""
+        super().__init__(*args, at=at)
+        if len(args) > 2:
+            self.hint = "{2}"
+
+
+class MaskedValues(NotAnArray):
+    """A masked array of NumPy has masked entries, which kernels would read as values."""
+
+    code = "MC444"
+    message = "{0} is a masked array; masked entries: {1}"
+    hint = (
+        "x.filled(value) is an array; tokens that do not count belong to the mask: "
+        'mc.flags("kept") keeps keys, called with kept=~x.mask'
+    )
+
 
 class BadOption(MaskcError):
     """An option of a call has a value that it does not accept."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.captured import HELD
-from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, check_ends
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, check_ends, check_truths
 from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.leading import leading
@@ -245,6 +245,7 @@ def _booleans(name: str, given: object) -> np.ndarray:
     array = to_host(given, name)
     if array.dtype.kind not in "biu" and array.size:
         raise DataType(name, array.dtype, "booleans or integers", at=name)
+    check_truths(name, array)
     flags: np.ndarray = array != 0
     return flags
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskc.core.errors import DataRange, DataType, NotAnArray, TensorTransformed, WrongDevice
-from maskc.core.tensors import torch_of
+from maskc.core.errors import DataRange, DataType, TensorTransformed, WrongDevice
+from maskc.core.tensors import not_an_array, refuse_masked, torch_of
 from maskc.core.widths import INT32
 
 _KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
@@ -25,11 +25,13 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
 
     Raises:
         NotAnArray: it is none of these, or a ragged list.
+        MaskedValues: it is a masked array of NumPy with masked entries (MC444).
         DataType: NumPy has no such element type.
         WrongDevice: it is a tensor of the meta device, which has no content.
         TensorTransformed: torch.func transforms it (MC652).
         RuntimeError: the array's own library cannot copy it to the host.
     """
+    refuse_masked(given, name)
     if isinstance(given, np.ndarray):
         return given
     try:
@@ -48,14 +50,16 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
             torch = torch_of(given)
             if torch is not None and torch._C._functorch.is_functorch_wrapped_tensor(given):
                 raise TensorTransformed(name, "torch.func (vmap, grad, jvp)", at=name) from None
+            if getattr(given, "is_sparse", False):
+                raise not_an_array(name, given) from None
             if getattr(given, "is_meta", False):
                 raise WrongDevice(name, "meta", "this call", "cpu", at=name) from None
             if type(error) not in _OF_DTYPES and str(given.dtype).rpartition(".")[2] in _KNOWN:
                 raise  # what the device says is no matter of the array
             raise DataType(name, given.dtype, "integers or booleans", at=name) from None
-        raise NotAnArray(name, type(given).__name__) from None
+        raise not_an_array(name, given) from None
     if host.dtype == object:
-        raise NotAnArray(name, type(given).__name__)
+        raise not_an_array(name, given)
     return host
 
 

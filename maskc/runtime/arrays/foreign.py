@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.errors import NotAnArray
-from maskc.core.tensors import HOST, Array, Device, Output, Shape, contiguous
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, contiguous, refuse_masked
 from maskc.runtime.arrays.known import (
     CUPY,
     LIBRARIES,
@@ -106,7 +106,9 @@ def foreign(x: Any, name: str) -> Foreign:
 
     Raises:
         NotAnArray: x has neither, or refuses to export itself.
+        MaskedValues: it is a masked array of NumPy with masked entries (MC444).
     """
+    refuse_masked(x, name)
     try:
         array = _guessed(x)
         if array is None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
 from maskc.core.forks import new_lock
-from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, not_an_array, torch_of
 
 Seen = tuple[int, object, object]
 """(address of an array, a counter of writes to it, its layout with dtype and device). If writes are
@@ -135,6 +135,8 @@ class _Torch:
         except RuntimeError as error:  # sparse, fake, or without storage
             if x.is_nested:
                 raise NestedTensor(name, at=name) from None
+            if str(x.layout) != "torch.strided":
+                raise not_an_array(name, x) from None
             raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
         return Array(pointer, tuple(x.shape), strides, _torch_name(x.dtype), _torch_place(x.device))
 
@@ -365,8 +367,10 @@ def library(x: object, name: str) -> Any:
 
 def library_of(kind: type) -> Library | None:
     """Return the library of an array type; a subclass has the library of its base. None:
-    unknown."""
+    unknown, as masked arrays are, whose entries must be looked at."""
     known = LIBRARIES.get(kind)
+    if known is None and issubclass(kind, np.ma.MaskedArray):
+        return None
     for base in kind.__mro__ if known is None else ():
         known = _BY_NAME.get((base.__module__.partition(".")[0], base.__name__))
         if known is not None:

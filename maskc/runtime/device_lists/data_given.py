@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,13 @@ class Source(NamedTuple):
         """Whether values must be validated on the device: lengths, and numbers of more than 32
         bits."""
         return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)
+
+    @property
+    def dense(self) -> bool:
+        """Whether entries follow one another in memory, in their order."""
+        sizes = accumulate(reversed(self.shape), mul, initial=1)
+        sides = zip(reversed(self.shape), reversed(self.strides), sizes, strict=False)
+        return all(count == 1 or step == size for count, step, size in sides)
 
     @property
     def key(self) -> Hashable:

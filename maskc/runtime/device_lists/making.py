@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from maskc.core.abi import READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.abi import LIST_THREADS, READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
@@ -28,6 +28,10 @@ from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
+
+_LINES = 256
+"""Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
+line. A block takes less time, but not all blocks run at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,11 +162,16 @@ class Making:
         return tuple(accumulate(tiles, initial=0))
 
     @property
-    def reading_tiles(self) -> int:
-        """Tiles for which one block reads the data: one, or more if there are very many tiles."""
+    def reading_tiles(self) -> tuple[int, int]:
+        """Tiles for which one block reads the data, by side: one token for each thread, or more if
+        there are very many tiles. Blocks find the documents of one tile of keys."""
+        tile, many = self.unit.tile, self.first_tiles[-1] // _READING_BLOCKS
         if self.unit.by_documents:
-            return 1
-        return max(1, min(READ_TILES, self.first_tiles[-1] // _READING_BLOCKS))
+            return max(1, LIST_THREADS // tile.q), 1
+        of_q, of_k = (
+            min(READ_TILES, max(many, LIST_THREADS // size, 1)) for size in (tile.q, tile.k)
+        )
+        return of_q, of_k
 
     @property
     def first_blocks(self) -> tuple[int, ...]:
@@ -170,7 +179,7 @@ class Making:
         blocks = []
         for slot, side, _ in self.readings:
             batches, *_ = shape = self.given.sources[slot].shape
-            shares = batches * -(-self.tiles[side] // self.reading_tiles)
+            shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -183,6 +192,20 @@ class Making:
     def lines(self) -> int:
         """Tile rows, tile columns or both of all lists."""
         return self.lists * sum(self.tiles[side] for side in self.sides)
+
+    @property
+    def line_threads(self) -> int:
+        """The threads that find the tiles of a line: a warp if there are many short lines in groups
+        of a block's, otherwise a block."""
+        per_block = LIST_THREADS // 32
+        turns = max(1, *(self.kept // self.tiles[side] // 32 for side in self.sides))
+        many = self.lines > _LINES * turns and not self.cutting.least
+        grouped = not any(self.tiles[side] % per_block for side in self.sides)
+        return 32 if many and grouped else LIST_THREADS
+
+    @property
+    def line_blocks(self) -> int:
+        return self.lines * self.line_threads // LIST_THREADS
 
     @property
     def state(self) -> int:
@@ -228,19 +251,25 @@ class Making:
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
+        chunked = {slot for slot, side, _ in self.readings if side < 0}
         for slot, source in enumerate(self.given.sources):
+            shape, strides = source.shape, source.strides
+            if slot in chunked and source.dense:  # as one row: its places need no division
+                shape, strides = (1, 1, 1, prod(shape)), (0, 0, 0, 1)
             (block.source_batch[slot], block.source_head[slot], block.source_row[slot],
-             block.source_step[slot]) = source.strides  # fmt: skip
-            (block.batches[slot], block.heads_of[slot], block.rows[slot],
-             block.columns[slot]) = source.shape  # fmt: skip
+             block.source_step[slot]) = strides  # fmt: skip
+            counts = block.batches, block.heads_of, block.rows, block.columns
+            for of_slots, count in zip(counts, shape, strict=True):
+                of_slots[slot] = count
             block.source_code[slot], block.rule[slot] = source.code, source.rule
             block.ends[slot] = source.ends
         self.fill_pass(block)
         first = self.first_blocks
         block.first_block[: len(first)] = first
         block.first_tile[: len(first) - 1] = self.first_tiles[:-1]
-        block.reading_blocks, block.reading_tiles = first[-1], self.reading_tiles
-        block.lines = self.lines
+        block.reading_blocks, block.reading_tiles[:] = first[-1], self.reading_tiles
+        block.lines, block.line_threads = self.lines, self.line_threads
+        block.line_blocks = self.line_blocks
         block.bit_words[:], block.room[:] = self.bit_words, (self.capacity, self.capacity)
         block.lists, block.heads = self.lists, self.extents[1]
         block.first_side, block.work_side = self.sides[0], self.backward
@@ -276,4 +305,4 @@ class Making:
         """Return the number of blocks of a launch."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
-        return self.first_blocks[-1] + 2 * self.lines
+        return self.first_blocks[-1] + 2 * self.line_blocks

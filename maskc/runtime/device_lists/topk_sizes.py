@@ -225,8 +225,9 @@ class Choosing:
             "n": (sizes.n_q, sizes.n_kv), "tile": (self.unit.tile.q, self.unit.tile.k),
             "tile_count": self.tiles, "lists": self.lists, "heads": self.cases,
             "room": (self.room, self.room), "reading_blocks": self.reading_blocks,
-            "reading_tiles": self.reading_tiles,
-            "lines": self.lines, "item_blocks": self.item_blocks, "items": self.items,
+            "reading_tiles": (self.reading_tiles,) * 2, "lines": self.lines,
+            "line_blocks": self.lines, "line_threads": THREADS,
+            "item_blocks": self.item_blocks, "items": self.items,
             "merges": self.merges, "first_side": self.sides[0], "work_side": self.backward,
             "counters": 2,
         })  # fmt: skip

@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +37,8 @@ _SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MULTIPROCESSORS = 16
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, and the same of the runtime."""
+_EARLY = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 _FREE_SHARED = 48 * 1024
 """Dynamic shared memory a kernel may use without asking."""
 _WORD, _PORTABLE_MAPPED = 4, 3
@@ -115,6 +117,8 @@ class Step(NamedTuple):
     threads: int
     shared: int
     """Bytes of dynamic shared memory."""
+    overlaps: bool = False
+    """See `Launch.overlaps`."""
 
 
 class Sendable(Protocol):
@@ -220,7 +224,13 @@ class CudaKernel:
         processors = self._driver.multiprocessors()
         counted = ((launch, blocks(launch, processors)) for launch in self._launches)
         return tuple(
-            Step(self._functions[launch.entry], count, launch.threads, shared_bytes(launch))
+            Step(
+                self._functions[launch.entry],
+                count,
+                launch.threads,
+                shared_bytes(launch),
+                launch.overlaps,
+            )
             for launch, count in counted
             if count
         )
@@ -295,6 +305,8 @@ class _Bindings:
         self._context_id = int(self._context)
         self._current, self._start = driver.cuCtxGetCurrent, driver.cuLaunchKernel
         self._capturing = driver.cuStreamIsCapturing
+        self._start_early = driver.cuLaunchKernelEx
+        self._early = lru_cache(_KEPT)(self._launch_early)
         self.multiprocessors = cache(self._multiprocessors)
         self.encoder = cache(self._encoder)
 
@@ -367,6 +379,18 @@ class _Bindings:
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         return int(self._check(driver.cuGreenCtxGetDevResource(context, kind)).sm.smCount)
 
+    def _launch_early(self, blocks: int, threads: int, shared: int, stream: int) -> Any:
+        """Return the configuration of a launch that starts while the launch before it ends."""
+        driver = self._driver
+        attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+        attribute.id = driver.CUlaunchAttributeID(_EARLY)
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared, stream
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
+
     def launch(self, steps: tuple[Step, ...], stream: int, memory: Sendable) -> None:
         foreign = int(self._current()[1]) != self._context_id
         if foreign:  # another device is current, or this thread never touched CUDA
@@ -374,8 +398,12 @@ class _Bindings:
         try:
             start, address = self._start, memory.address
             on = stream or None  # bindings make an object of 0
-            for function, blocks, threads, shared in steps:
-                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
+            for function, blocks, threads, shared, overlaps in steps:
+                if overlaps:
+                    config = self._early(blocks, threads, shared, stream)
+                    (status,) = self._start_early(config, function, address, 0)
+                else:
+                    (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
                 if status:
                     self._check((status,))
         finally:
@@ -434,7 +462,7 @@ class _CuPy:
         runtime.setDevice(self._device)
         try:
             values = tuple(map(_by_value, memory.arguments()))
-            for function, blocks, threads, shared in steps:
+            for function, blocks, threads, shared, _ in steps:
                 function((blocks,), (threads,), values, shared, self._stream(stream))
         finally:
             runtime.setDevice(before)

@@ -305,7 +305,7 @@ class PaperDriver:
         block, *maps = memory.arguments()
         places = recording.places(block)
         read = tuple(_read(recording, chunk) for chunk in _chunks(maps[0] if maps else b""))
-        for function, blocks, threads, shared in steps:
+        for function, blocks, threads, shared, _ in steps:
             recording.steps.append(CudaStep(function, blocks, threads, shared, block, places, read))
 
 

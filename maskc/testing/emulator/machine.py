@@ -170,7 +170,7 @@ class Driver:
         return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
 
     def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
-        for (library, entry), blocks, threads, shared in steps:
+        for (library, entry), blocks, threads, shared, _ in steps:
             self.seed += 1
             self.launches.append((entry, blocks))
             run(library, entry, memory.address, blocks, threads, shared, self.seed)

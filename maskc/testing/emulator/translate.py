@@ -122,6 +122,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"cp\.async\.wait_group %0", "emu::copy_wait({i0})"),
     (r"cp\.async\.wait_all", "emu::copy_wait(0)"),
     (r"setmaxnreg", ""),
+    (r"griddepcontrol", ""),
     (r"elect\.sync", "{o0} = emu::lane() == 0"),
     (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _store_matrices),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?", _load_matrices),

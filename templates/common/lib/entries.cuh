@@ -51,19 +51,32 @@ struct Stretch {
     i32 slot, side, batch, first, end;
 };
 // Number of cumulative lengths that end before the first token, at or before it, and at or before
-// the last token: the documents of the tokens lie in between.
+// the last token: the documents of the tokens lie in between. Then the begin of the first token's
+// document, and the end of the last one's.
 struct Ends {
     i32 before, first, last;
+    i32 begin, end;
 };
-FN struct Ends ends_of(const struct Lists &p, const struct Stretch &at) {
+// Sets `wrong` if lengths descend, exceed the tokens, or belong to a document longer than declared.
+FN struct Ends ends_of(const struct Lists &p, const struct Stretch &at, bool &wrong) {
+    __shared__ i32 begin;
+    __shared__ i32 end;
+    const i32 ends = p.ends[at.slot];
     i32 sum[3] = {0};
 #pragma unroll 4
-    for (i32 i = threadIdx.x; i < p.ends[at.slot]; i += THREADS) {
-        const i64 end = entry(p, at.slot, at.batch, i);
-        sum[0] += end < at.first, sum[1] += end <= at.first, sum[2] += end < at.end;
+    for (i32 i = threadIdx.x; i < ends; i += THREADS) {
+        const bool last = i + 1 == ends;
+        const i32 places[2] = {i, last ? i : i + 1};
+        i64 x[2];
+        entries_at(p, at.slot, at.batch, places, x);
+        wrong |= x[0] > (last ? p.columns[at.slot] : x[1]) || x[1] - x[0] > p.most[at.slot] ||
+                 (i == 0 && x[0] != 0);
+        sum[0] += x[0] < at.first, sum[1] += x[0] <= at.first, sum[2] += x[0] < at.end;
+        if (x[0] <= at.first && (last || x[1] > at.first)) begin = (i32)x[0];
+        if (x[0] < at.end && (last || x[1] >= at.end)) end = last ? p.n[at.side] : (i32)x[1];
     }
     block_sums(sum);
-    return {sum[0], sum[1], sum[2]};
+    return {sum[0], sum[1], sum[2], begin, end};
 }
 // The document of a token, from cumulative lengths: the number of documents that end at or before
 // it.

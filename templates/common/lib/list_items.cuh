@@ -1,6 +1,7 @@
-// Assigns list positions and work items to lines, given the tile counts of all lines. Needs:
-// block_sums.cuh, block_before.cuh, list_parts.cuh. Gives: Place, Listing, the words of p.state,
-// write_items, write_planned, tell_verdict.
+// Assigns list positions and work items to lines, given the tile counts of all lines. The threads
+// of a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
+// Place, Listing, the words of p.state, line_thread, line_sums, line_before, write_items,
+// write_planned, wait_for_launches, tell_verdict.
 
 struct Place {
     i32 side, list, tile;
@@ -16,6 +17,21 @@ struct Listing {
     i32 first, count;
 };
 
+// The number of a thread among those of its line, and sums over these.
+FN i32 line_thread(const struct Lists &p) { return threadIdx.x & (p.line_threads - 1); }
+template <int COUNT>
+FN void line_sums(const struct Lists &p, i32 (&x)[COUNT]) {
+    if (p.line_threads == THREADS) return block_sums(x);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = warp_sum(x[i]);
+}
+FN i32 line_before(const struct Lists &p, i32 count, i32 &all) {
+    if (p.line_threads == THREADS) return block_before(count, all);
+    const i32 until = warp_until(count);
+    all = __shfl_sync(ALL, until, 31);
+    return until - count;
+}
+
 #include "common/lib/list_parts.cuh"
 
 // The first of the owners that share the cache with one.
@@ -24,8 +40,11 @@ FN i32 first_sharing(const struct Lists &p, i32 owner) {
     return owner / group * group;
 }
 
-// Sums over other lines.
-enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LONGER, LIVE_ALL, SUMS };
+constexpr i32 MOST_LINES = THREADS / 32;  // of a block: in one list, one after another
+
+// Sums over other lines; those of RANK are of each line of the block.
+enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LIVE_ALL, RANK };
+enum { SUMS = RANK + MOST_LINES };
 
 // What follows from a line's place alone. Computed before the block waits for the counts, because
 // divisions take long.
@@ -34,6 +53,7 @@ struct Ranks {
     i32 list, tile;           // the thread's first line among them
     i32 lists_on, tiles_on;   // from one of its lines to the next
     i32 batch, head, begin;   // of the line, and the first owner that shares the cache
+    i32 number;               // of the line in its block
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
@@ -41,21 +61,18 @@ FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
     return {group, min_i32(group + lists, p.lists), group + list,
             (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
-            batch, at.list - batch * p.heads, first_sharing(p, threadIdx.x)};
+            batch, at.list - batch * p.heads, first_sharing(p, line_thread(p)),
+            (i32)threadIdx.x / p.line_threads};
 }
 
-// Adds the tiles, and the lines without tiles, that come before in the line's own list.
-FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUMS]) {
-    const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
-#pragma unroll 1
-    for (i32 i = threadIdx.x; i < at.tile; i += THREADS)
-        sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
-}
-// Groups of lists follow one another; within a group, the longest lines come first.
-FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  i32 count, i32 (&sum)[SUMS]) {
+// Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
+// within a group, the longest lines come first. `first`: the block's first line. `count`: of its
+// lines.
+FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
+                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
-    const bool several = p.lists > p.group_lists;  // otherwise all lines are in the group
+    // Otherwise all lines are in the group
+    const bool several = ranked && p.lists > p.group_lists;
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
@@ -68,8 +85,12 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ra
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
         const i32 x = counts[i];
-        const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
-        sum[LONGER] += x > count || (x == count && nearer);
+        if (list == at.list && tile < first) sum[TILES_BEFORE] += x, sum[DEAD_BEFORE] += !x;
+#pragma unroll
+        for (i32 j = 0; j < MOST_LINES; j++) {
+            const bool nearer = tile < first + j || (tile == first + j && list < at.list);
+            sum[RANK + j] += x > count[j] || (x == count[j] && nearer);
+        }
         if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
         list += ranks.lists_on, tile += ranks.tiles_on;
         if (tile >= tiles) tile -= tiles, list++;
@@ -80,16 +101,17 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, const struct Ra
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, i32 dead_before, i32 rank,
+                     const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
 #pragma unroll 1
-    for (i32 owner = threadIdx.x; owner < p.owners;) {
+    for (i32 owner = line_thread(p); owner < p.owners;) {
         const i32 width = min_i32(p.owners - begin, p.group_owners);
         const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
-                         sum[LONGER] * width + owner - begin;
-        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + sum[DEAD_BEFORE];
+                         rank * width + owner - begin;
+        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + dead_before;
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
@@ -101,7 +123,7 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
             shared[0] = make_int4(at.tile, whose, column, 1);
             shared[1] = make_int4(0, 0, 0, 0);
         }
-        owner += THREADS;
+        owner += p.line_threads;
         if (owner < p.owners) begin = first_sharing(p, owner);
     }
 }
@@ -141,27 +163,42 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-// Writes a line's position, and its share of the work.
+// Writes a line's position, and its share of the work. The block adds up the counts for all of its
+// lines.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
                               const struct Ranks &ranks) {
-    const i32 side = at.side, tiles = p.tile_count[side];
-    const i32 count = p.counts[side][at.list * tiles + at.tile];
+    const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
-    i32 sum[SUMS] = {0};
-    add_before(p, at, sum);
-    if (items && !p.part_tiles) add_ranks(p, at, ranks, count, sum);
+    i32 sum[SUMS] = {0}, count[MOST_LINES];
+#pragma unroll
+    for (i32 j = 0; j < MOST_LINES; j++)
+        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
     block_sums(sum);
-    const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
+    i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
+#pragma unroll
+    for (i32 j = 1; j < MOST_LINES; j++) {
+        if (j > ranks.number) continue;
+        before += count[j - 1], dead += !count[j - 1], rank = sum[RANK + j], own_count = count[j];
+    }
+    const struct Listing own = {at.list * p.room[side] + before, own_count};
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
-    if (threadIdx.x == 0) {
+    if (line_thread(p) == 0) {
         ptr[0] = own.first;
-        if (at.tile + 1 == tiles) ptr[1] = own.first + count;
+        if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
     if (items && p.part_tiles)
-        write_parts(p, at, own.first, count);
+        write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, sum);
+        write_ranked(p, at, ranks, own, dead, rank, sum);
     return own;
+}
+
+// Waits for all launches before this one, see Launch.overlaps.
+FN void wait_for_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // One thread reports wrong data to the launch after the pass, and to the host.

@@ -54,8 +54,10 @@ struct Lists {
     i32 wide;  // whether constants have two words
     i32 most_runs;  // documents of a list with which its tiles may begin
     i32 reading_blocks;  // of the launch: they read the data
-    i32 reading_tiles;  // that such a block reads, at most READ_TILES
+    i32 reading_tiles[2];  // that such a block reads, at most READ_TILES
     i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
+    i32 line_blocks;  // of the launch: they find the tiles of lines
+    i32 line_threads;  // of a line: those of a warp, or of a block
     i32 item_blocks;  // of the launch: they write what is planned, if anything is
     i32 first_side;  // the first one that gets lists: 0 rows, 1 columns
     i32 work_side;  // whose tiles items have, if there are any

@@ -1,6 +1,7 @@
 // Builds the tile lists and the work list of a pass in one launch, on the device that holds the
 // data. Blocks first read the data, then count the live candidates of a line, then write lists and
-// items. A line is a tile row or a tile column of one of the lists.
+// items. A line is a tile row or a tile column of one of the lists; a block has one line, or one
+// for each warp.
 // Needs: block_sums.cuh, list_items.cuh, and a verdict policy. That has
 //     bool read_part(p, block)       one of p.reading_blocks blocks reads; returns whether data
 //                                    are wrong
@@ -12,9 +13,10 @@
 //     SEVERAL                        a candidate may be several tiles, see segments.cuh
 // Gives: make_lists.
 
-// The line of a block: a tile row (side 0) or a tile column (side 1) of one of the lists. All rows
+// The line of a thread: a tile row (side 0) or a tile column (side 1) of one of the lists. All rows
 // precede the columns; a pass may need only one side.
-FN struct Place line_place(const struct Lists &p, i32 line) {
+FN struct Place line_place(const struct Lists &p, i32 block) {
+    const i32 line = (block * THREADS + (i32)threadIdx.x) / p.line_threads;
     const i32 rows = p.lists * p.tile_count[0];
     const i32 number = line + p.first_side * rows, side = number >= rows;
     const i32 rest = number - side * rows, list = rest / p.tile_count[side];
@@ -52,8 +54,8 @@ FN void clear_words(const struct Lists &p) {
 // Marks the live candidates of a line; returns their number. `word`: the thread's first candidate.
 FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
     i32 count[1] = {0};
-    for (i32 turn = 0; turn < line.count; turn += THREADS) {
-        const i32 i = turn + threadIdx.x;
+    for (i32 turn = 0; turn < line.count; turn += p.line_threads) {
+        const i32 i = turn + line_thread(p);
         if (turn) word = word_at(line, i);
         const i32 found = verdict_of(p, line, i, word);
         const u32 live = __ballot_sync(ALL, found & 1), full = __ballot_sync(ALL, found >> 1);
@@ -62,7 +64,7 @@ FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
             count[0] += __popc(live);
         }
     }
-    block_sums(count);
+    line_sums(p, count);
     return count[0];
 }
 // What a warp loads to write the marked candidates of a word of bits.
@@ -77,41 +79,42 @@ FN struct Marked marked_at(const struct Line &line, i32 w) {
     return found;
 }
 // Writes the marked candidates in order. `marked`: of the warp's first word of bits.
-FN void write_marked(const struct Line &line, struct Marked marked, i32 *to) {
+FN void write_marked(const struct Lists &p, const struct Line &line, struct Marked marked,
+                     i32 *to) {
     const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32;
-    for (i32 w = threadIdx.x / 32; w < words;) {
+    for (i32 w = line_thread(p) / 32; w < words;) {
         i32 before = 0;
         for (i32 i = lane; i < w; i += 32) before += __popc(line.bits[i].x);
         before = warp_sum(before);
         if (marked.own.x >> lane & 1)
             to[before + __popc(marked.own.x & ((1u << lane) - 1))] =
                 across_of(marked.word) << 1 | (i32)(marked.own.y >> lane & 1);
-        w += THREADS / 32;
+        w += p.line_threads / 32;
         marked = marked_at(line, w);
     }
 }
 
 #if SEVERAL
-constexpr i32 STASH = 1024;  // words of a line that a block keeps in shared memory while it waits
+constexpr i32 STASH = 1024;  // words that a block keeps in shared memory while it waits
 
 // `words`: of the thread's first candidate.
 FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
     i32 count[1] = {0};
-    for (i32 i = threadIdx.x; i < line.count;) {
+    for (i32 i = line_thread(p); i < line.count;) {
         hand_tiles(keys, words, [&](i32) { count[0]++; });
-        i += THREADS;
+        i += p.line_threads;
         words = words_at(line.words, line.count, i);
     }
-    block_sums(count);
+    line_sums(p, count);
     return count[0];
 }
 // Writes the first `room` words of a line, in order.
 FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words words, i32 *to,
                     i32 room) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
-    for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
-        const i32 i = turn + threadIdx.x;
+    for (i32 turn = 0, before = 0; turn < line.count; turn += p.line_threads) {
+        const i32 i = turn + line_thread(p);
         i32 at = 0, end = 0, all;
         if (turn) words = words_at(line.words, line.count, i);
 #pragma unroll 1  // first count, then write: the same instructions
@@ -122,7 +125,7 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
                     at++;
                 });
             if (pass) break;
-            at = before + block_before(at, all), end = room;
+            at = before + line_before(p, at, all), end = room;
         }
         before += all;
     }
@@ -134,10 +137,10 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
 #if SEVERAL
-    const struct Words words = words_at(line.words, line.count, threadIdx.x);
+    const struct Words words = words_at(line.words, line.count, line_thread(p));
     const i32 word = words.own;
 #else
-    const i32 word = word_at(line, threadIdx.x);
+    const i32 word = word_at(line, line_thread(p));
 #endif
     wait_for(p, READ, p.reading_blocks);
     if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
@@ -147,7 +150,7 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 #else
     const i32 count = mark_tiles(p, line, word);
 #endif
-    if (threadIdx.x == 0) {
+    if (line_thread(p) == 0) {
         p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
         if (count && at.side == p.work_side && p.lists > p.group_lists)
             atomicAdd(of_list(p, at.list) + LIVE, 1);
@@ -162,45 +165,43 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Ranks ranks = ranks_of(p, at);
 #if SEVERAL
     __shared__ i32 stash[STASH];
-    const struct Words words = words_at(line.words, line.count, threadIdx.x);
+    const struct Words words = words_at(line.words, line.count, line_thread(p));
     wait_for(p, READ, p.reading_blocks);
     if (p.starts) {
-        i32 *to = stash, room = STASH;
-#pragma unroll 1  // the second turn is for lines that do not fit the stash
-        for (;;) {
-            write_tiles(p, line, words, to, room);
-            if (to != stash) return;
-            wait_for(p, COUNTED, p.lines);
-            const struct Listing own = write_items(p, at, ranks);
-            to = p.tiles[at.side] + own.first, room = own.count;
-            if (room > STASH) continue;
-            for (i32 i = threadIdx.x; i < room; i += THREADS) to[i] = stash[i];
-            return;
-        }
+        const i32 share = STASH / (THREADS / p.line_threads);
+        i32 *const kept = stash + threadIdx.x / p.line_threads * share;
+        write_tiles(p, line, words, kept, share);
+        wait_for(p, COUNTED, p.line_blocks);
+        const struct Listing own = write_items(p, at, ranks);
+        i32 *const to = p.tiles[at.side] + own.first;
+        if (own.count > share) return write_tiles(p, line, words, to, own.count);
+        for (i32 i = line_thread(p); i < own.count; i += p.line_threads) to[i] = kept[i];
+        return;
     }
 #endif
-    wait_for(p, COUNTED, p.lines);
+    wait_for(p, COUNTED, p.line_blocks);
     // Loaded before the sums of counts, so that the block waits once for both
-    const struct Marked marked = marked_at(line, threadIdx.x / 32);
+    const struct Marked marked = marked_at(line, line_thread(p) / 32);
     const struct Listing own = write_items(p, at, ranks);
-    write_marked(line, marked, p.tiles[at.side] + own.first);
+    write_marked(p, line, marked, p.tiles[at.side] + own.first);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
+    wait_for_launches();
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
         if (read_part(p, blockIdx.x) && threadIdx.x == 0) atomicOr(p.state + WRONG, 1);
         finish(p, READ);
         return;
     }
-    if (number < p.lines) return count_line(p, line_place(p, number));
+    if (number < p.line_blocks) return count_line(p, line_place(p, number));
     if (blockIdx.x == gridDim.x - 1) clear_words(p);
-    if (number < 2 * p.lines) {
-        list_line(p, line_place(p, number - p.lines));
+    if (number < 2 * p.line_blocks) {
+        list_line(p, line_place(p, number - p.line_blocks));
         if (p.item_blocks) finish(p, LISTED);
     } else {
-        wait_for(p, LISTED, p.lines);
-        write_planned(p, number - 2 * p.lines);
+        wait_for(p, LISTED, p.line_blocks);
+        write_planned(p, number - 2 * p.line_blocks);
     }
 }

@@ -2,19 +2,6 @@
 // tile. Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives:
 // read_part.
 
-// Whether a block's share of the cumulative lengths descends, exceeds the tokens, or has a document
-// that is longer than declared.
-FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 tiles) {
-    const i32 ends = p.ends[slot];
-    bool wrong = false;
-    for (i32 i = tile * THREADS + threadIdx.x; i < ends; i += tiles * THREADS) {
-        const i64 end = entry(p, slot, batch, i);
-        const i64 next = i + 1 < ends ? entry(p, slot, batch, i + 1) : p.columns[slot];
-        wrong |= end > next || (i + 1 < ends && next - end > p.most[slot]);
-        wrong |= i == 0 && end != 0;
-    }
-    return wrong;
-}
 // An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
 FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     switch (p.rule[slot]) {
@@ -30,9 +17,9 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     __shared__ i32 least[READ_TILES];
     __shared__ i32 greatest[READ_TILES];
     const i32 slot = own.slot, tiles = p.tile_count[own.side], size = p.tile[own.side];
-    const i32 shares = (tiles + p.reading_tiles - 1) / p.reading_tiles, batch = block / shares;
-    const i32 share = block - batch * shares, tile = share * p.reading_tiles;
-    const i32 count = min_i32(p.reading_tiles, tiles - tile), first = tile * size;
+    const i32 most = p.reading_tiles[own.side], shares = (tiles + most - 1) / most;
+    const i32 batch = block / shares, share = block - batch * shares, tile = share * most;
+    const i32 count = min_i32(most, tiles - tile), first = tile * size;
     const i32 end = min_i32(first + count * size, p.n[own.side]);
     const i32 stop = tile + count < tiles ? end : p.columns[slot];  // copy the rest as well
     const struct Stretch at = {slot, own.side, batch, first, stop};
@@ -45,9 +32,9 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     if (p.starts && own.side && !cumulative)
         near = entries_near(p, at, {0, first}, {stop, p.n[1]});
 #endif
-    bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
+    bool wrong = false;
     struct Ends ends = {};
-    if (cumulative) ends = ends_of(p, at);
+    if (cumulative) ends = ends_of(p, at, wrong);
     __syncthreads();
     i32 kept = 0;
     for (i32 turn = first; turn < stop; turn += THREADS) {
@@ -81,6 +68,7 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
     const i64 rest = (i64)p.batches[slot] * heads * rows * columns - start;
     const i64 first_line = start / columns;
     const u32 first_column = (u32)(start - first_line * columns);
+    const bool one_line = rows == 1 && heads == 1 && p.batches[slot] == 1;
     constexpr i32 OWN = CHUNK / THREADS;
     i64 from[OWN], found[OWN];
 #pragma unroll
@@ -88,6 +76,8 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
         // Entries past the end are read as the last one
         const i64 own = i * THREADS + (i64)threadIdx.x, last = rest - 1;
         const u32 at = first_column + (u32)(own < last ? own : last);
+        from[i] = at * p.source_step[slot];
+        if (one_line) continue;  // divisions take long
         const u32 line = (u32)first_line + at / columns, column = at % columns;
         const u32 of_head = line / rows, row = line % rows;
         from[i] = of_head / heads * p.source_batch[slot] + of_head % heads * p.source_head[slot] +

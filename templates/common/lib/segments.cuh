@@ -103,8 +103,7 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
     if (cumulative) {
         const i32 own = min_i32(kept, p.ends[slot] - 1);
         begins |= token < at.end && entry(p, slot, at.batch, own) == token;
-        begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
-        end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
+        begin = ends.begin, end = ends.end;
     } else {
         if (token < at.end && token) begins = near.differs, descends = near.descends;
         struct Search of_first = {0, at.first}, of_last = {at.end, n};
@@ -221,9 +220,11 @@ FN void write_stops(const struct Lists &p, const struct Place &at) {
     i32 *const stops = p.array[STOPS] + at.list * p.array_batch[STOPS];
     for (i32 column = at.tile; column < p.tile_count[1]; column += p.tile_count[0]) {
         const struct Bits starts = keys.starts_at(column);
-        const i32 own = threadIdx.x, place = column * keys.size + own;
-        if (first_bit(starts, own, THREADS) == own && place < keys.n)
-            stops[place] = keys.stop_of(starts, column, own);
+        for (i32 own = line_thread(p); own < keys.size; own += p.line_threads) {
+            const i32 place = column * keys.size + own;
+            if (first_bit(starts, own, keys.size) == own && place < keys.n)
+                stops[place] = keys.stop_of(starts, column, own);
+        }
     }
 }
 #endif
