@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -186,8 +186,13 @@ STRETCHES = formula(
 )  # fmt: skip
 
 
+LAST_ROWS = E.le(E.minimum(E.Load("sorted", (E.mod(E.Q, 29),)), E.const(2)), E.K)
+"""Its last tile row, which has fewer queries than others, has full tiles."""
+
+
 @settings(max_examples=examples(600))
 @given(st.one_of(ANY_FORMULA, STRETCHES), grids())
+@example(LAST_ROWS, (5, 12, TileShape(4, 4)))
 def test_rows_in_stretches(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     """By the rows alone, by the columns alone, and tiles: whatever has that form."""
     n_q, n_kv, tile = grid

@@ -326,6 +326,16 @@ def test_generated_modules_refuse_what_they_cannot_check() -> None:
         driver.generate(mask, "held", [plan], "x")
 
 
+def test_an_error_names_a_pair_of_the_call():
+    """Keys behind the last one are in its tile, but in no pair."""
+    ids = np.ones(200, int)
+    mask = mc.where(
+        lambda q, k: ((q == 1) & (k == 140) | (q == 0) & (k >= 150)) & (ids[k + 100] > 0)
+    )
+    with pytest.raises(DataRange, match=r"at q = 1, k = 140 the index \[k \+ 100\] is \[240\]"):
+        mask.layout(150, block=(64, 64))
+
+
 # ------------------------------------------------------------------ names and heads
 
 

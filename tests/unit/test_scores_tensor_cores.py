@@ -105,6 +105,14 @@ def test_formulas(name):
 
 
 @emulated
+def test_the_last_distance():
+    """Whole warps add 97 + 64 - 1 distances, the last of which has one pair."""
+    pairs = mc.where(lambda q, k: (k == 63) | (q == 96) & (k == 0))
+    score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q - k + 63])
+    judged(pairs, (score, {"bias": np.zeros((2, 160), np.float32)}), 97, n_kv=64)
+
+
+@emulated
 @settings(max_examples=examples(4) - 1, derandomize=True, database=None)
 @given(random_formulas())
 def test_random_formulas(made):
