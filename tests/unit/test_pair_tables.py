@@ -224,7 +224,7 @@ assert torch.isfinite(attn(x, x, x, normalizer="entmax")).all()
 
 @pytest.mark.usefixtures("device")
 def test_nothing_is_read_past_the_end():
-    """Of a table, or of values whose rows are no whole slabs."""
+    """Tables, and values whose rows are no whole slabs."""
     run_apart(_AT_THE_END)
 
 
