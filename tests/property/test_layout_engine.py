@@ -187,7 +187,7 @@ STRETCHES = formula(
 
 
 LAST_ROWS = E.le(E.minimum(E.Load("sorted", (E.mod(E.Q, 29),)), E.const(2)), E.K)
-"""Its last tile row, which has fewer queries than others, has full tiles."""
+"""A formula whose last tile row has full tiles, with fewer queries than other rows."""
 
 
 @settings(max_examples=examples(600))

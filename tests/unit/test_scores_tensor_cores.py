@@ -106,7 +106,7 @@ def test_formulas(name):
 
 @emulated
 def test_the_last_distance():
-    """Whole warps add 97 + 64 - 1 distances, the last of which has one pair."""
+    """Whole warps add 97 + 64 - 1 distances; only one pair has the last distance."""
     pairs = mc.where(lambda q, k: (k == 63) | (q == 96) & (k == 0))
     score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q - k + 63])
     judged(pairs, (score, {"bias": np.zeros((2, 160), np.float32)}), 97, n_kv=64)
