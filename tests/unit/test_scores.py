@@ -241,6 +241,10 @@ def test_an_index_outside_is_not_a_number():
     assert np.isnan(causal(x, x, x, bias=bias)[0, 0, 15:]).all()
 
 
+def test_quotients_of_64_bits():
+    both_passes(mc.score(lambda s, q, k: s + 0.5 * ((q * 4_000_000_001 + k) // 5 % 3)), {})
+
+
 def test_parameters():
     score = mc.score(lambda s, q, k: s - mc.param("decay", 0.25) * abs(q - k))
     attn = both_passes(score, {})

@@ -321,6 +321,7 @@ def test_lists_of_documents():
     ]  # fmt: skip
     made = {driver.emit_bundle(plan).list_source("sm_90a") for plan in plans}
     for source in sorted(made, key=lambda each: each.text):
+        assert all(launch.overlaps for launch in source.mode().launches)
         report = build(source, NONE, ()).report
         assert {kernel.name for kernel in report.kernels} == {
             launch.entry for launch in source.mode().launches
