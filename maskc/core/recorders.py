@@ -24,11 +24,11 @@ def refuse_proxy(q: Any) -> None:
         TensorTransformed: torch.fx.symbolic_trace traces the call (MC652).
     """
     if type(q).__name__ == "Proxy" and type(q).__module__ == "torch.fx.proxy":
-        raise TensorTransformed("q", "torch.fx.symbolic_trace", "", _INSTEAD, at="q")
+        raise TensorTransformed("q", "torch.fx.symbolic_trace", _INSTEAD, at="q")
 
 
 def _refuse_script(*_: Any) -> NoReturn:
-    raise TensorTransformed("q", "torch.jit.script", "", _INSTEAD, at="q")
+    raise TensorTransformed("q", "torch.jit.script", _INSTEAD, at="q")
 
 
 def unscripted(door: Door) -> Door:

@@ -18,6 +18,8 @@ class MaskcError(Exception):
     exit_code = 1
     message = "{}"
     hint = ""
+    hint_at: int | None = None
+    """Index of the argument that replaces the hint, where a raiser gives one."""
     _excerpt: str | None = None
     """The quoted line of a pickled error: its file may not be where it is read."""
 
@@ -25,6 +27,8 @@ class MaskcError(Exception):
         self.args = args
         self.at = at
         super().__init__(*args)
+        if self.hint_at is not None and len(args) > self.hint_at:
+            self.hint = f"{{{self.hint_at}}}"
 
     @property
     def finding(self) -> str:

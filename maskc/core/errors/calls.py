@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from maskc.core.errors.base import MaskcError
-from maskc.core.source import SourceLoc
 
 
 class DataMissing(MaskcError):
@@ -168,14 +167,7 @@ class NotAnArray(MaskcError, TypeError):
     code = "MC406"
     message = "{0} is a {1}, not an array"
     hint = "pass a torch, CuPy or NumPy array, or anything with __dlpack__"
-
-    def __init__(self, *args: object, at: SourceLoc | str | None = None) -> None:
-        """Args:
-        args: the argument, what was found and, if known, what to write instead.
-        at: the place."""
-        super().__init__(*args, at=at)
-        if len(args) > 2:
-            self.hint = "{2}"
+    hint_at = 2
 
 
 class MaskedValues(NotAnArray):
@@ -195,14 +187,7 @@ class BadOption(MaskcError):
     code = "MC407"
     message = "{0} must be {1}, found {2}"
     hint = "see help(maskc.attention) and help(maskc.CompiledMask.__call__)"
-
-    def __init__(self, *args: object, at: SourceLoc | str | None = None) -> None:
-        """Args:
-        args: the option, what it must be, what was found and, if known, what to write instead.
-        at: the place."""
-        super().__init__(*args, at=at)
-        if len(args) > 3:
-            self.hint = "{3}"
+    hint_at = 3
 
 
 class TensorTransformed(BadOption):
@@ -214,6 +199,7 @@ class TensorTransformed(BadOption):
         "call attention outside of vmap, with the mapped dimension as the batch dimension; take "
         "gradients with loss.backward() or torch.autograd.grad"
     )
+    hint_at = 2
 
 
 class Misaligned(MaskcError):
