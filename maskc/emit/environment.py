@@ -35,15 +35,15 @@ def _finalize(value: object) -> object:
     raise TypeError(f"a template may not print a {type(value).__name__}")
 
 
-class _Bytecode(jinja2.BytecodeCache):
+class _Bytecode(jinja2.FileSystemBytecodeCache):
     """Templates as Jinja compiles them, where Python keeps compiled modules: `__pycache__`.
 
     To compile them takes half of the time of a mask's first compilation.
     """
 
-    def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """Return the file of a template's bytecode."""
-        return cache_from_source(filename) if filename else ""
+    def __init__(self) -> None:
+        any_template = str(template_folder() / "template")
+        super().__init__(str(Path(cache_from_source(any_template)).parent))
 
     def get_source_checksum(self, source: str) -> str:
         """Return a digest of the template, the version of Jinja, and the settings in this file."""
@@ -52,22 +52,15 @@ class _Bytecode(jinja2.BytecodeCache):
 
     def load_bytecode(self, bucket: Bucket) -> None:
         """Read it if it is there and fits."""
-        with suppress(OSError, pickle.UnpicklingError), open(bucket.key, "rb") as file:
-            bucket.load_bytecode(file)
+        with suppress(pickle.UnpicklingError, EOFError):
+            super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Write it for other processes, unless Python is told to write none."""
-        if sys.dont_write_bytecode or not bucket.key:
-            return
-        place = Path(bucket.key)
-        part = place.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):  # a folder that nobody may write to
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_bytes(bucket.bytecode_to_string())
-                part.replace(place)
-            finally:
-                part.unlink(missing_ok=True)
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):  # a folder that nobody may write to
+                Path(self.directory).mkdir(parents=True, exist_ok=True)
+                super().dump_bytecode(bucket)
 
 
 @cache
