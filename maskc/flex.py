@@ -81,10 +81,10 @@ def flex_attention(
     result = _traced(call) if is_compiling(query) else _attention(*call)
     if return_aux is None:
         return result
-    from torch.nn.attention.flex_attention import AuxOutput
+    from maskc.integrations.torch import aux_output
 
     out, lse = result if return_lse else (result, None)
-    return out, AuxOutput(lse=lse)
+    return out, aux_output(lse)
 
 
 def _attention(

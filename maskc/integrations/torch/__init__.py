@@ -150,6 +150,13 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
+def aux_output(lse: Any) -> Any:
+    """FlexAttention's AuxOutput; lse is None if it was not asked for."""
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    return AuxOutput(lse=lse)
+
+
 _AUTOGRAD, _OTHERS = "autograd", "others"
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 
