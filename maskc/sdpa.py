@@ -8,7 +8,7 @@ from typing import Any
 
 from maskc.api import attend, attention
 from maskc.conventions import Keywords
-from maskc.core.attention_call import CallOptions
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
 from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.dsl.combinators import causal, full
@@ -81,7 +81,7 @@ def scaled_dot_product_attention(
         mask, score, data = _meaning(attn_mask, front, (q.shape[1], q.shape[2], k.shape[2]))
     options = CallOptions(scale=scale, dropout_p=dropout_p)
     causal = Keywords(is_causal, layout="bhsd")
-    out = attend(q, k, v, mask, options, data, score, causal)
+    out = attend(AttentionCall(q, k, v, options, data), mask, score, causal)
     if len(front) == 1:
         return out
     if query.ndim == key.ndim == value.ndim == 2:
