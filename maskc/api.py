@@ -250,7 +250,8 @@ def _scaled(find: Any, torch: Any, mask: Mask, call: AttentionCall) -> Any:
     from maskc.runtime.device import default_target
     from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
-    q, k, v, options, data = call[:5]
+    q, k, v, options, given = call[:5]
+    data = dict(given)
     sizes, _, place = _kernel_of(q, v)
     if place[0] == "cuda" and default_target() == "sm_90a":
         return find(mask, *sizes, E4M3, place).attend(call)

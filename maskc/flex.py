@@ -127,7 +127,7 @@ def _with_rules(
     score, softcap, factor, shift = rules
     if factor != 1:
         scale = (query.shape[3] ** -0.5 if scale is None else scale) * factor
-    options = {"scale": scale, "softcap": softcap, "score": score}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "score": score}
     result = attention(query, key, value, mask, return_lse=return_lse, **options)
     if shift != 0 and return_lse:
         result = result[0], result[1] + shift
@@ -171,11 +171,7 @@ def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
 
 
 def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
-    """Whether an AuxRequest requests the log-sum-exp.
-
-    Raises:
-        BadOption.
-    """
+    """Whether an AuxRequest requests the log-sum-exp."""
     if return_lse:
         raise BadOption("return_lse", "left out with return_aux", return_lse, at="return_lse")
     lse, most = (getattr(return_aux, name, None) for name in ("lse", "max_scores"))
