@@ -322,11 +322,7 @@ def _in_order(
 
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:
-    """The shape of an array of four dimensions.
-
-    Raises:
-        WrongRank.
-    """
+    """The shape of an array of four dimensions."""
     from maskc.runtime.arrays.known import array_of
 
     shape: tuple[int, ...] = x.shape if hasattr(x, "shape") else array_of(x, name).shape

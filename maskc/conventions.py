@@ -108,11 +108,7 @@ class Keywords(NamedTuple):
         return cls(**own_keywords) if own_keywords else None
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
-        """Raise an error for grouped heads with enable_gqa=False.
-
-        Raises:
-            BadOption.
-        """
+        """Raise an error for grouped heads with enable_gqa=False."""
         if self.enable_gqa is False and heads != heads_kv:
             wanted = f"True, as q has {heads} heads and k {heads_kv}"
             raise BadOption("enable_gqa", wanted, False, at="enable_gqa")
@@ -149,9 +145,6 @@ class Keywords(NamedTuple):
             to: the restriction by these keywords.
             n_q: queries; n_kv: keys.
             name: what computes with distances.
-
-        Raises:
-            BadOption.
         """
         pairs = (self.cu_seqlens_q, self.cu_seqlens_k), (
             self.cu_seqlens_q_padded, self.cu_seqlens_k_padded
@@ -316,11 +309,7 @@ class _Places(NamedTuple):
 
 
 def _alike(name: str, x: Any, like: Any) -> None:
-    """Refuse an array of another library or shape than cu_seqlens_q has.
-
-    Raises:
-        BadOption.
-    """
+    """Refuse an array of another library or shape than cu_seqlens_q has."""
     library = type(like).__module__.partition(".")[0]
     if type(x).__module__.partition(".")[0] != library or tuple(x.shape) != tuple(like.shape):
         wanted = f"{library} integers {list(like.shape)}, as cu_seqlens_q is"

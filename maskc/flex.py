@@ -160,11 +160,7 @@ def _traced(call: tuple[Any, ...]) -> Any:
 
 
 def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
-    """Raise an error for grouped heads without enable_gqa.
-
-    Raises:
-        BadOption.
-    """
+    """Raise an error for grouped heads without enable_gqa."""
     if not enable_gqa and of_q != of_k:
         wanted = f"True, as query has {of_q} heads and key {of_k}"
         raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
@@ -233,9 +229,6 @@ def check_sizes(
 
     Args:
         sizes: as of `sizes_of`; the others are the call's.
-
-    Raises:
-        BadShape.
     """
     made, front = sizes
     call, wanted = (n_q, n_kv), (batch, heads)

@@ -126,11 +126,7 @@ def _is_plain(q: Any, k: Any, v: Any) -> bool:
 
 
 def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[Any, ...]:
-    """(dimensions in front of the heads, q, k, v), the tensors being [B, H, N, D].
-
-    Raises:
-        BadShape, BadOption, HeadsDoNotDivide.
-    """
+    """(dimensions in front of the heads, q, k, v), the tensors being [B, H, N, D]."""
     shapes = []
     for name, x in zip(_ROLES, tensors, strict=True):
         if not hasattr(x, "shape"):
@@ -227,11 +223,7 @@ def _mask_in_four(attn_mask: Any, front: tuple[int, ...], last: tuple[int, int, 
 
 
 def _check_mask(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Refuse a mask that does not broadcast to the scores.
-
-    Raises:
-        BadShape.
-    """
+    """Refuse a mask that does not broadcast to the scores."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if not 1 <= len(shape) <= len(wanted) or any(a != b and a != 1 for a, b in pairs):
         raise BadShape(_NAME, shape, f"one that broadcasts to {list(wanted)}", at=_NAME)

@@ -524,9 +524,6 @@ class ScoreReader:
     ) -> None:
         """Raise an error for indices that exceed their table whatever the mask keeps: indices that
         depend on q, k, h or b alone take all values in every call.
-
-        Raises:
-            ScoreIndex.
         """
         numbers = {slot.name: n for n, slot in enumerate(self.inputs.formula.slots)}
         names = dict(zip(numbers, self.inputs.names, strict=True))
