@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
 from maskc.core.tensors import refuse_masked, torch_of
@@ -274,7 +275,7 @@ def _check_ends(name: str, ends: Any, tokens: int) -> None:
     if len(shape) != 1 or shape[0] == 0:
         raise DataShape(name, shape, "[documents + 1]", at=name)
     if "int" not in str(ends.dtype):
-        raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
+        raise DataType(name, dtype_name(ends), "integers", at=name)
     if _on_host(ends):
         check_ends(name, np.asarray(ends), tokens)
 

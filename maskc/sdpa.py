@@ -9,6 +9,7 @@ from typing import Any
 from maskc.api import attend, attention
 from maskc.conventions import Keywords
 from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
 from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.dsl.combinators import causal, full
@@ -104,7 +105,7 @@ def _meaning(
     if type(attn_mask).__name__ == "CausalBias":
         _check_mask((attn_mask.seq_len_q, attn_mask.seq_len_kv), (*front, *last))
         return _CAUSAL[attn_mask.variant.name], None, {}
-    dtype = str(getattr(attn_mask, "dtype", "")).rpartition(".")[2]
+    dtype = dtype_name(attn_mask)
     if not dtype.startswith(("bool", "float", "bfloat")):
         raise not_an_attn_mask(attn_mask)
     given = _mask_in_four(attn_mask, front, last)

@@ -22,6 +22,7 @@ import torch
 
 from maskc.core.attention_call import DEFAULTS, WITH_LSE, AttentionCall, CallOptions
 from maskc.core.captured import present, recomputed
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array, Order
@@ -240,7 +241,7 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
             raise WrongDevice(name, str(x.device), "this call", "meta", at=name)
     here = ("cpu" if attn.target.language == "c" else "cuda", 0)
     of_q, of_k, of_v = (
-        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."), here)
+        Array(0, tuple(x.shape), x.stride(), dtype_name(x), here)
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
     )
     check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)
