@@ -129,7 +129,7 @@ def formula_or_numbers(score_mod: Any) -> Rules:
 
 
 _RULES: dict[object, Rules] = {}
-"""Of score_mods that compute with numbers alone: to trace one takes most of a millisecond."""
+"""Results for score_mods that compute with numbers alone: tracing one takes up to a millisecond."""
 _MOST_RULES = 256
 
 
