@@ -45,7 +45,7 @@ class _Foreign:
     Otherwise they are NumPy or CuPy arrays.
     """
 
-    ordered = False
+    ordered = graphs_own = False
 
     def read_all(self, arrays: list[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
@@ -76,6 +76,9 @@ class _Foreign:
 
     def stream(self, device: int) -> int:
         return cupy_stream(device)
+
+    def lends(self, stream: int) -> bool:
+        return False
 
     def watch(self, x: Foreign) -> Seen | None:
         return None
