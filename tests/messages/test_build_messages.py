@@ -68,7 +68,7 @@ def beside_fake():
 
 def read_in_graph(name):
     """An array of a GPU that the host reads while a CUDA graph is captured."""
-    with mock.patch.object(host, "_captures", lambda _: True):
+    with mock.patch.object(host, "_captures", return_value=True):
         return host.to_host(SimpleNamespace(is_cuda=True), name)
 
 

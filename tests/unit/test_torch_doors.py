@@ -481,9 +481,7 @@ def test_tensors_that_cannot_run_attention_are_named(door, way: str, name: str, 
     given = {"q": q, "k": k, "v": v, "doc": torch.arange(9) // 4}
     given[name] = wrap(given[name])
     with pytest.raises(NotAnArray, match=rf"{name} is a [\s\S]*pass a"):
-        door(way, MASKS["documents"])(
-            given["q"], given["k"], given["v"], doc=given["doc"]
-        )
+        door(way, MASKS["documents"])(given["q"], given["k"], given["v"], doc=given["doc"])
 
 
 @pytest.mark.parametrize("way", DOORS)
