@@ -142,11 +142,19 @@ def _guessed(x: Any) -> Foreign | None:
     return array if (index < 0 if place == HOST else index == place[1]) else None
 
 
+_IN_JAX = (
+    "under jax.jit, jax.grad and jax.vmap, call maskc.integrations.jax.attention, which takes "
+    "tokens before heads"
+)
+
+
 def _place(x: Any, name: str) -> Device:
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda", -1
     if not hasattr(x, "__dlpack_device__"):
-        raise NotAnArray(name, type(x).__name__, at=name)
+        kind = type(x)
+        traced = kind.__module__.startswith("jax.") and kind.__name__.endswith("Tracer")
+        raise NotAnArray(name, kind.__name__, *([_IN_JAX] if traced else []), at=name)
     kind, index = map(int, x.__dlpack_device__())
     if kind not in (1, 2, 3, 13):  # host, CUDA, pinned, managed
         raise NotAnArray(name, f"{type(x).__name__} on DLPack device type {kind}", at=name)
