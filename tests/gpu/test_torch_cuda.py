@@ -111,9 +111,9 @@ def test_graphs_of_torch_compile(name: str):
         torch.compiler.cudagraph_mark_step_begin()
         inputs = tensors(n, seed)
         out = compiled(*inputs)
-        found = (out.clone(), *(x.clone() for x in gradients(inputs, out)))
+        results = (out.clone(), *(x.clone() for x in gradients(inputs, out)))
         want = mc.attention(*inputs, mask, deterministic=True, **data)
-        assert all(map(torch.equal, found, (want, *gradients(inputs, want))))
+        assert all(map(torch.equal, results, (want, *gradients(inputs, want))))
 
 
 def test_the_first_call_may_be_inside_of_a_graph():
