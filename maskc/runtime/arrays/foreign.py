@@ -152,9 +152,9 @@ def _place(x: Any, name: str) -> Device:
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda", -1
     if not hasattr(x, "__dlpack_device__"):
-        kind = type(x)
-        traced = kind.__module__.startswith("jax.") and kind.__name__.endswith("Tracer")
-        raise NotAnArray(name, kind.__name__, *([_IN_JAX] if traced else []), at=name)
+        known = type(x)
+        traced = known.__module__.startswith("jax.") and known.__name__.endswith("Tracer")
+        raise NotAnArray(name, known.__name__, *([_IN_JAX] if traced else []), at=name)
     kind, index = map(int, x.__dlpack_device__())
     if kind not in (1, 2, 3, 13):  # host, CUDA, pinned, managed
         raise NotAnArray(name, f"{type(x).__name__} on DLPack device type {kind}", at=name)
