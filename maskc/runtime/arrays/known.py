@@ -196,6 +196,8 @@ class _Torch:
     def lends(self, stream: int) -> bool:
         # Before it records a graph, torch.compile runs the code once with the memory of the graph,
         # and refuses to go on if anything except results is still in use afterwards.
+        if not stream:  # the default stream has no graphs
+            return False
         if self._torch.cuda.is_current_stream_capturing():
             return True
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
