@@ -190,7 +190,8 @@ MOST_RESULTS = 5
 LISTS_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
     Field("kept_ptr", "const i32 *", "[heads][tiles + 1]: candidates, the tiles of any data", 2),
-    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
+    Field("kept_tiles", "const i32 *",
+          "index * 2 + (1 if every pair is live), ascending; or [1]: see column_ranges", 2),
     Field("mask_args", "const i32 *", "[heads]: the formula's shape, its constants"),
     Field("cases", "const i32 *", "selections: [cases][2], a variant and a head that has the case"),
     Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
@@ -242,6 +243,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
+    Field("by_lengths", "i32", "whether cumulative lengths alone decide the lists"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("line_blocks", "i32", "of the launch: they find the tiles of lines"),
     Field("line_threads", "i32", "of a line: those of a warp, or of a block"),
@@ -271,6 +273,9 @@ LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
+MOST_LENGTHS, MOST_ROWS = 2048, 2048
+"""The most cumulative lengths of both sides, and tile rows, of all lists that follow from lengths
+alone: a block keeps them in shared memory."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words by which blocks of that kernel report progress to each other: in all, and for each
 list."""

@@ -630,6 +630,8 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
+    most_lengths: int = abi.MOST_LENGTHS
+    most_rows: int = abi.MOST_ROWS
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int

@@ -180,6 +180,8 @@ DOCUMENTS = [
     mc.documents("x"), mc.documents("x") & CAUSAL, mc.documents("x") & mc.window(90, 20),
     mc.documents("x") & CAUSAL & (mc.window(20) | mc.sinks(5)),
 ]  # fmt: skip
+GAPS = 3
+"""The number of the mask whose rows have gaps."""
 
 
 def ids(rng: np.random.Generator, longest: int) -> np.ndarray:
@@ -197,6 +199,13 @@ def cumulative(rng: np.random.Generator, longest: int) -> np.ndarray:
     return ends[: np.searchsorted(ends, N) + 3] if rng.random() < 0.7 else ends[:4]
 
 
+def ids_of(ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents of queries and of keys, from cumulative lengths of one sequence."""
+    of_k = np.searchsorted(ends, np.arange(n), "right") - 1
+    behind = of_k == len(ends) - 1
+    return np.where(behind, (1 << 30) - 1, of_k), np.where(behind, 1 << 30, of_k)
+
+
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
 @settings(max_examples=8)
 @given(seed=SEEDS, batch=st.integers(1, 3), longest=st.sampled_from([5, 60, 200]),
@@ -208,14 +217,35 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         count = max(map(len, several))
         ends = np.stack([np.pad(own, (0, count - len(own)), "edge") for own in several])
         data = mc.cu_seqlens(torch.tensor(ends), max_seqlen=longest if promise else None)
-        of_k = [np.searchsorted(own, np.arange(N), "right") - 1 for own in ends]
-        of_k = [np.where(own < count - 1, own, (1 << 30)) for own in of_k]
-        of_q = [np.where(own == 1 << 30, (1 << 30) - 1, own) for own in of_k]
+        of_q, of_k = zip(*(ids_of(own, N) for own in ends), strict=True)
     else:
         of_k = of_q = [ids(rng, longest) for _ in range(batch)]
         data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
     made = passes(attention(mask, interleaved), N, batch, {"x": data})
     assert not interleaved or made.numbers.tile[0] == FEWER_QUERIES
+    check_documents(made, mask, of_q, of_k)
+
+
+@pytest.mark.parametrize("number", range(len(DOCUMENTS)))
+@settings(max_examples=20)
+@given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), interleaved=st.booleans(),
+       n=st.sampled_from([N, 768]))  # fmt: skip
+def test_lists_that_follow_from_lengths_alone(passes, number, seed, batch, own_keys, interleaved, n):
+    """Few documents, some of no tokens or of one, of any length, perhaps with padding behind."""
+    rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
+    sides = []
+    for _ in range(1 + own_keys):
+        most = n + 100 * int(rng.integers(-1, 2))  # padding, or the last documents are empty
+        ends = rng.integers(0, most, (batch, int(rng.integers(1, 14)))).clip(0, n)
+        ends = np.sort(np.concatenate([ends[:, :1] * 0, ends, ends[:, -1:]], 1))
+        sides.append(ends if rng.random() < 0.8 else ends[:1])
+    given_ = [mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides]
+    made = passes(attention(mask, interleaved), n, batch, {"x": tuple(given_) if own_keys else given_[0]},
+                  n_kv=n)  # fmt: skip
+    assert made.numbers.by_lengths == (number != GAPS)
+    whole = [np.broadcast_to(x, (made.numbers.lists, x.shape[1])) for x in sides]
+    of_q = [ids_of(own, n)[0] for own in whole[0]]
+    of_k = [ids_of(own, n)[1] for own in whole[-1]]
     check_documents(made, mask, of_q, of_k)
 
 

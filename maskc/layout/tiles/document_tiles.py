@@ -69,6 +69,31 @@ def room_of(kept: int, rows: int, columns: int) -> int:
     return 2 * kept + rows + most_runs(columns)
 
 
+def column_ranges(row_ptr: np.ndarray, row_tiles: np.ndarray, columns: int) -> np.ndarray | None:
+    """Return the tile columns of every tile row as two ranges: live ones, and full ones.
+
+    Args:
+        row_ptr, row_tiles: int32 [rows + 1] and [tiles], of the mask without its documents.
+
+    Returns:
+        int32 [2, rows]: first column + 2^16 * the one past the last; 0 if there is none. None if a
+        row has gaps, or there are too many columns.
+    """
+    if columns >> 15:
+        return None
+    row = np.repeat(np.arange(len(row_ptr) - 1), np.diff(row_ptr))
+    ranges = np.zeros((2, len(row_ptr) - 1), np.int32)
+    for own, chosen in zip(ranges, (row_tiles >= 0, row_tiles & 1 == 1), strict=True):
+        column, rows = row_tiles[chosen] >> 1, row[chosen]
+        begin, end = np.searchsorted(rows, (np.arange(len(own)), np.arange(1, len(own) + 1)))
+        some = end > begin
+        first, last = column[begin[some]], column[end[some] - 1]
+        if (last - first + 1 != (end - begin)[some]).any():
+            return None
+        own[some] = first + (last + 1 << 16)
+    return ranges
+
+
 @dataclass(frozen=True, eq=False)
 class Tiles:
     """Tiles of keys, in order; int64 [tiles] each."""

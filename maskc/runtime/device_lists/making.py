@@ -8,7 +8,15 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from maskc.core.abi import LIST_THREADS, READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.abi import (
+    LIST_THREADS,
+    MOST_LENGTHS,
+    MOST_ROWS,
+    READ_TILES,
+    STATE_OF_LIST,
+    STATE_WORDS,
+    WORK_FIELDS,
+)
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
@@ -23,7 +31,7 @@ from maskc.layout import (
 )
 from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
-from maskc.runtime.device_lists.data_given import Given
+from maskc.runtime.device_lists.data_given import CUMULATIVE, Given
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
 _READING_BLOCKS = 512
@@ -50,6 +58,8 @@ class Making:
     """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
+    ranges: bool = False
+    """Whether the tile columns of rows are ranges, see `column_ranges`."""
     wide: bool = False
     """Whether constants have two words."""
     by_head: bool = False
@@ -173,6 +183,17 @@ class Making:
         )
         return of_q, of_k
 
+    @cached_property
+    def by_lengths(self) -> bool:
+        """Whether cumulative lengths alone decide the lists: tiles begin with documents, and a block
+        has room for all lengths and tile rows."""
+        of_sides = {side: self.given.sources[slot] for slot, side, _ in self.readings}
+        if self.backward or not self.ranges or any(x.rule != CUMULATIVE for x in of_sides.values()):
+            return False
+        lengths = self.lists * sum(x.ends for x in of_sides.values())
+        short = lengths <= MOST_LENGTHS and self.lines <= MOST_ROWS
+        return short and of_sides[1].ends <= most_runs(self.tiles[1])
+
     @property
     def first_blocks(self) -> tuple[int, ...]:
         """The first block of each reading among those that read data; then their number."""
@@ -180,6 +201,8 @@ class Making:
         for slot, side, _ in self.readings:
             batches, *_ = shape = self.given.sources[slot].shape
             shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
+            if self.by_lengths:
+                shares = batches * -(-shape[3] // LIST_THREADS)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -268,6 +291,7 @@ class Making:
         block.first_block[: len(first)] = first
         block.first_tile[: len(first) - 1] = self.first_tiles[:-1]
         block.reading_blocks, block.reading_tiles[:] = first[-1], self.reading_tiles
+        block.by_lengths = self.by_lengths
         block.lines, block.line_threads = self.lines, self.line_threads
         block.line_blocks = self.line_blocks
         block.bit_words[:], block.room[:] = self.bit_words, (self.capacity, self.capacity)
@@ -305,4 +329,4 @@ class Making:
         """Return the number of blocks of a launch."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
-        return self.first_blocks[-1] + 2 * self.line_blocks
+        return self.first_blocks[-1] + (1 if self.by_lengths else 2) * self.line_blocks

@@ -65,22 +65,32 @@ FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
             (i32)threadIdx.x / p.line_threads};
 }
 
+// The tiles of all lines of a side, and the live lines of each list.
+struct Counts {
+    const i32 *tiles, *live;
+    i32 live_step;  // from one list to the next
+};
+FN struct Counts counts_of(const struct Lists &p, i32 side) {
+    return {p.counts[side], of_list(p, 0) + LIVE, OF_LIST};
+}
+
 // Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
 // within a group, the longest lines come first. `first`: the block's first line. `count`: of its
 // lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
+                  const struct Counts &of, bool ranked, i32 first,
+                  const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
-        const i32 live = of_list(p, list)[LIVE];
+        const i32 live = of.live[list * of.live_step];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
         sum[LIVE_GROUPS] += list < group ? live : 0;
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
-    const i32 *const counts = p.counts[at.side] + group * tiles;
+    const i32 *const counts = of.tiles + group * tiles;
     i32 list = ranks.list, tile = ranks.tile;
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
@@ -166,14 +176,14 @@ FN void write_planned(const struct Lists &p, i32 block) {
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
 // lines.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks) {
+                              const struct Ranks &ranks, const struct Counts &counts) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0}, count[MOST_LINES];
 #pragma unroll
     for (i32 j = 0; j < MOST_LINES; j++)
-        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
-    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
+        count[j] = counts.tiles[at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, counts, items && !p.part_tiles, first, count, sum);
     block_sums(sum);
     i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
 #pragma unroll

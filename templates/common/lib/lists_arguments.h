@@ -3,7 +3,7 @@
 struct Lists {
     const void *source[8];  // what the caller gave, by array
     const i32 *kept_ptr[2];  // [heads][tiles + 1]: candidates, the tiles of any data
-    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending
+    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending; or [1]: see column_ranges
     const i32 *mask_args;  // [heads]: the formula's shape, its constants
     const i32 *cases;  // selections: [cases][2], a variant and a head that has the case
     const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
@@ -55,6 +55,7 @@ struct Lists {
     i32 most_runs;  // documents of a list with which its tiles may begin
     i32 reading_blocks;  // of the launch: they read the data
     i32 reading_tiles[2];  // that such a block reads, at most READ_TILES
+    i32 by_lengths;  // whether cumulative lengths alone decide the lists
     i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
     i32 line_blocks;  // of the launch: they find the tiles of lines
     i32 line_threads;  // of a line: those of a warp, or of a block

@@ -134,6 +134,8 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
 
 // ---------------------------------------------------------------- the launch
 
+#include "common/lib/lists_of_lengths.cuh"
+
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
 #if SEVERAL
@@ -172,7 +174,7 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
         i32 *const kept = stash + threadIdx.x / p.line_threads * share;
         write_tiles(p, line, words, kept, share);
         wait_for(p, COUNTED, p.line_blocks);
-        const struct Listing own = write_items(p, at, ranks);
+        const struct Listing own = write_items(p, at, ranks, counts_of(p, at.side));
         i32 *const to = p.tiles[at.side] + own.first;
         if (own.count > share) return write_tiles(p, line, words, to, own.count);
         for (i32 i = line_thread(p); i < own.count; i += p.line_threads) to[i] = kept[i];
@@ -182,12 +184,15 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     wait_for(p, COUNTED, p.line_blocks);
     // Loaded before the sums of counts, so that the block waits once for both
     const struct Marked marked = marked_at(line, line_thread(p) / 32);
-    const struct Listing own = write_items(p, at, ranks);
+    const struct Listing own = write_items(p, at, ranks, counts_of(p, at.side));
     write_marked(p, line, marked, p.tiles[at.side] + own.first);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
+#if SEVERAL
+    if (p.by_lengths) return lists_of_lengths(p);
+#endif
     wait_for_launches();
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
