@@ -243,7 +243,6 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
-    Field("by_lengths", "i32", "whether cumulative lengths alone decide the lists"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("line_blocks", "i32", "of the launch: they find the tiles of lines"),
     Field("line_threads", "i32", "of a line: those of a warp, or of a block"),

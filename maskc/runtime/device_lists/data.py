@@ -210,10 +210,10 @@ class DataLists:
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "default", frozenset(), index)
-        make, spoil = lists.steps(making.blocks)
+        *makers, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
-            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
+            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (makers[making.by_lengths],),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,

@@ -291,7 +291,6 @@ class Making:
         block.first_block[: len(first)] = first
         block.first_tile[: len(first) - 1] = self.first_tiles[:-1]
         block.reading_blocks, block.reading_tiles[:] = first[-1], self.reading_tiles
-        block.by_lengths = self.by_lengths
         block.lines, block.line_threads = self.lines, self.line_threads
         block.line_blocks = self.line_blocks
         block.bit_words[:], block.room[:] = self.bit_words, (self.capacity, self.capacity)

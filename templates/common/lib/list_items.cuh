@@ -174,7 +174,8 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
-// lines.
+// lines. `CUT`: whether rows may be cut.
+template <bool CUT = true>
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
                               const struct Ranks &ranks, const struct Counts &counts) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
@@ -197,7 +198,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
         ptr[0] = own.first;
         if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
-    if (items && p.part_tiles)
+    if (CUT && items && p.part_tiles)
         write_parts(p, at, own.first, own.count);
     else if (items)
         write_ranked(p, at, ranks, own, dead, rank, sum);

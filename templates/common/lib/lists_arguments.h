@@ -55,7 +55,6 @@ struct Lists {
     i32 most_runs;  // documents of a list with which its tiles may begin
     i32 reading_blocks;  // of the launch: they read the data
     i32 reading_tiles[2];  // that such a block reads, at most READ_TILES
-    i32 by_lengths;  // whether cumulative lengths alone decide the lists
     i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
     i32 line_blocks;  // of the launch: they find the tiles of lines
     i32 line_threads;  // of a line: those of a warp, or of a block

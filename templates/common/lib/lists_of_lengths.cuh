@@ -1,9 +1,8 @@
 // Tile lists of packed documents, from cumulative lengths alone. A line's tiles are one range of
 // every document that it sees, so every block can count the tiles of all lines, and no block waits
 // for another one. The lists are those that segments.cuh finds from ids. Needs: entries.cuh,
-// list_items.cuh, reading_at, OF_Q and OF_K, STOPS. Gives, where SEVERAL: lists_of_lengths.
+// make_lists.cuh, reading_at, OF_Q and OF_K, STOPS. Gives: lists_of_lengths.
 
-#if SEVERAL
 // What a block keeps in shared memory.
 struct Counted {
     i32 ends[MOST_LENGTHS];
@@ -129,7 +128,8 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
         p.array[STOPS][list * p.array_batch[STOPS] + token] = end;
 }
 
-FN void lists_of_lengths(const struct Lists &p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+lists_of_lengths(const __grid_constant__ struct Lists p) {
     __shared__ struct Counted all;
     const i32 number = (i32)blockIdx.x - p.reading_blocks, rows = p.tile_count[0];
     if (number < 0) {
@@ -144,7 +144,10 @@ FN void lists_of_lengths(const struct Lists &p) {
     wait_for_launches();
     const i32 slot_q = reading_at(OF_Q).slot;
     i32 *const of_q = all.ends, *const of_k = of_q + p.lists * p.ends[slot_q];
-    const bool wrong = load_ends(p, 0, 0, p.lists, of_q) | load_ends(p, 1, 0, p.lists, of_k);
+    bool wrong = false;
+#pragma unroll 1  // half the instructions to fetch
+    for (i32 side = 0; side < 2; side++)
+        wrong |= load_ends(p, side, 0, p.lists, side ? of_k : of_q);
     const struct Ranks ranks = ranks_of(p, at);
     const bool no_tiles = __syncthreads_or(wrong);  // then the results will be overwritten
     if (no_tiles) {
@@ -154,9 +157,8 @@ FN void lists_of_lengths(const struct Lists &p) {
     }
     if (number == 0 && threadIdx.x == 0 && p.verdict) tell_verdict(p, no_tiles);
     __syncthreads();
-    const struct Listing own = write_items(p, at, ranks, {all.tiles, all.live, 1});
+    const struct Listing own = write_items<false>(p, at, ranks, {all.tiles, all.live, 1});
     write_words(p, at, own, of_q + at.list * p.ends[slot_q],
                 of_k + at.list * p.ends[reading_at(OF_K).slot], all.columns[at.tile], full);
     if (blockIdx.x == gridDim.x - 1) clear_words(p);
 }
-#endif

@@ -134,8 +134,6 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, struct Words
 
 // ---------------------------------------------------------------- the launch
 
-#include "common/lib/lists_of_lengths.cuh"
-
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
 #if SEVERAL
@@ -190,9 +188,6 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
-#if SEVERAL
-    if (p.by_lengths) return lists_of_lengths(p);
-#endif
     wait_for_launches();
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
