@@ -153,7 +153,11 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
     ("count", "tiles; deterministic backward: of all its heads"),
-    ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
+    (
+        "full_first",
+        "range: tiles full_first .. full_last - 1 have only live pairs; where tile rows may begin "
+        "with documents: the first query, packed heads: the first row",
+    ),
     ("full_last", "past the last of them"),
     (
         "heads",
@@ -190,8 +194,7 @@ MOST_RESULTS = 5
 LISTS_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
     Field("kept_ptr", "const i32 *", "[heads][tiles + 1]: candidates, the tiles of any data", 2),
-    Field("kept_tiles", "const i32 *",
-          "index * 2 + (1 if every pair is live), ascending; or [1]: see column_ranges", 2),
+    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
     Field("mask_args", "const i32 *", "[heads]: the formula's shape, its constants"),
     Field("cases", "const i32 *", "selections: [cases][2], a variant and a head that has the case"),
     Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
@@ -240,6 +243,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("heads", "i32", "lists of a sequence"),
     Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
+    Field("band", "i32", "query q sees keys q + [0] to q + [1] - 1 of its document", 2),
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
@@ -272,9 +276,9 @@ LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
-MOST_LENGTHS, MOST_ROWS = 2048, 2048
-"""The most cumulative lengths of both sides, and tile rows, of all lists that follow from lengths
-alone: a block keeps them in shared memory."""
+MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
+"""The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
+block keeps them in shared memory."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words by which blocks of that kernel report progress to each other: in all, and for each
 list."""

@@ -119,7 +119,9 @@ def wanted_items(made: Made) -> list[list[int]]:
         batch, head = divmod(number, numbers.heads)
         whose = (batch * numbers.owners + owner) * numbers.owner_heads + head
         shared = 1 + whose // numbers.sharing * tiles + tile if numbers.sharing and count else 0
-        item = [tile, whose, first, count, first, first, numbers.item_heads, shared]
+        size, n = numbers.tile[side], numbers.n[side]
+        tokens = tile * size, min((tile + 1) * size, n)
+        item = [tile, whose, first, count, *tokens, numbers.item_heads, shared]
         group = number // numbers.group_lists, owner // numbers.group_owners
         key = (*group, -count, tile, number, owner) if count else (number, tile, owner)
         (live if count else dead).append((key, item))
@@ -224,7 +226,10 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
     made = passes(attention(mask, interleaved), N, batch, {"x": data})
     assert not interleaved or made.numbers.tile[0] == FEWER_QUERIES
-    check_documents(made, mask, of_q, of_k)
+    if made.entry == "lists_of_lengths":
+        check_rows(made, number, [ends], N)
+    else:
+        check_documents(made, mask, of_q, of_k)
 
 
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
@@ -244,10 +249,58 @@ def test_lists_that_follow_from_lengths_alone(passes, number, seed, batch, own_k
     made = passes(attention(mask, interleaved), n, batch, {"x": tuple(given_) if own_keys else given_[0]},
                   n_kv=n)  # fmt: skip
     assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
-    whole = [np.broadcast_to(x, (made.numbers.lists, x.shape[1])) for x in sides]
-    of_q = [ids_of(own, n)[0] for own in whole[0]]
-    of_k = [ids_of(own, n)[1] for own in whole[-1]]
-    check_documents(made, mask, of_q, of_k)
+    if number != GAPS:
+        check_rows(made, number, sides, n)
+
+
+BANDS = {0: (-(1 << 30), 1 << 30), 1: (-(1 << 30), 1), 2: (-90, 21)}
+"""Keys of a query q, from q + the first number to q + the other - 1, by the mask's number."""
+
+
+def check_rows(made: Made, number: int, sides: list[np.ndarray], n: int) -> None:
+    """Compare tile rows that begin with documents, and their tiles, with the definition."""
+    numbers, (low, high) = made.numbers, BANDS[number]
+    (rows, size), owners, lists = numbers.tile, numbers.owners, numbers.lists
+    of_q, of_k = sides[0], sides[-1]
+    items, lines = made.items(), made.counts_and_words(0)
+    stops = words(made.places["array2"], lists, n)
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    for tile, whose, first, count, begin, end, *_ in items.tolist():
+        if tile >= 0:
+            own = lines[whose // owners if lists > 1 else 0][tile]
+            start = whose // owners * numbers.room[0] if lists > 1 else 0
+            start += sum(map(len, lines[whose // owners if lists > 1 else 0][:tile]))
+            assert (first, count) == (start, len(own))
+            found.setdefault((whose // owners if lists > 1 else 0, whose), []).append(
+                [begin, end, *own]
+            )
+    for number_of_list in range(lists):
+        ends, keys = of_q[number_of_list % len(of_q)], of_k[number_of_list % len(of_k)]
+        want = []
+        for i, begin in enumerate(ends):
+            last = i + 1 == len(ends)
+            stop = n if last else ends[i + 1]
+            for first in range(begin, stop, rows):
+                end, own = min(first + rows, stop), []
+                if not last and i + 1 < len(keys):
+                    for key in range(keys[i], keys[i + 1], size):
+                        q, k = np.ogrid[first:end, key : min(key + size, keys[i + 1])]
+                        live = (k >= q + low) & (k < q + high)
+                        if live.any():
+                            own.append(2 * key + (bool(live.all()) and live.shape[1] == size))
+                            assert stops[number_of_list, key] == keys[i + 1]
+                want.append([first, end, *own])
+        own_items = {whose: got for (at, whose), got in found.items() if at == number_of_list}
+        assert len(own_items) == owners
+        assert all(sorted(got) == want for got in own_items.values())
+    counts = items[:, 3].reshape(-1, 1)
+    group = numbers.group_lists * numbers.group_owners
+    if lists <= numbers.group_lists and owners <= numbers.group_owners or group == 0:
+        live = counts[counts > 0]
+        assert (np.diff(live) <= 0).all()  # the longest first
+    some = np.flatnonzero(counts > 0)
+    assert some.size == 0 or some[-1] + 1 == some.size  # before all others
+    assert made.at_rest()
 
 
 def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndarray]) -> None:

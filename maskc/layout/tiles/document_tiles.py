@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
+from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.expand import numbered
 
 RUNS_PER_COLUMN = 4
 """Most documents per tile column of a list. With more, documents have few keys per tile, and tiles
 begin at tile columns."""
+FAR = 1 << 30
+"""More tokens than there are."""
 MOST_KEYS = (1 << 28) - 1
 """Keys that words of kernels can name."""
 
@@ -69,29 +73,44 @@ def room_of(kept: int, rows: int, columns: int) -> int:
     return 2 * kept + rows + most_runs(columns)
 
 
-def column_ranges(row_ptr: np.ndarray, row_tiles: np.ndarray, columns: int) -> np.ndarray | None:
-    """Return the tile columns of every tile row as two ranges: live ones, and full ones.
+@lru_cache(maxsize=256)
+def band_of(
+    alongside: Expr, n_q: int, n_kv: int, params: tuple[tuple[str, int], ...] = ()
+) -> tuple[int, int] | None:
+    """Find a band: a query q sees the keys q + low to q + high - 1, as far as they exist.
 
     Args:
-        row_ptr, row_tiles: int32 [rows + 1] and [tiles], of the mask without its documents.
+        alongside: a mask over q, k, n_q, n_kv and parameters.
+        n_q, n_kv: queries and keys.
+        params: names and values of parameters.
 
     Returns:
-        int32 [2, rows]: first column + 2^16 * the one past the last; 0 if there is none. None if a
-        row has gaps, or there are too many columns.
+        low and high, -FAR and FAR where nothing but the ends of the keys limits them; None if the
+        mask is not proved to be a band.
     """
-    if columns >> 15:
+    analyst, q = Analyst({}), np.arange(n_q)
+    values = {**E.params(alongside), **dict(params), "n_q": n_q, "n_kv": n_kv}
+    alongside = E.with_values(alongside, values)
+
+    def reached(k_low: np.ndarray, k_high: np.ndarray) -> np.ndarray:
+        return analyst.verdict(alongside, PairBoxes(q, q, k_low, k_high))[0]
+
+    first, end, past = np.zeros(n_q, np.int64), np.zeros(n_q, np.int64), np.full(n_q, n_kv)
+    for bit in reversed(range((n_kv + 1).bit_length())):  # keys 0 to first - 1 see nothing
+        more = np.minimum(first + (1 << bit), n_kv)
+        first = np.where(reached(0 * q, more - 1), first, more)
+        more = np.minimum(end + (1 << bit), n_kv)  # keys end - 1 to the last see something
+        end = np.where(reached(more - 1, past - 1), more, end)
+    some = first < end
+    lows, highs = (first - q)[some & (first > 0)], (end - q)[some & (end < n_kv)]
+    band = int(lows[0]) if lows.size else -FAR, int(highs[0]) if highs.size else FAR
+    in_band = np.maximum(q + band[0], 0), np.minimum(q + band[1], n_kv)
+    if ((first != in_band[0]) | (end != in_band[1]))[some].any():
         return None
-    row = np.repeat(np.arange(len(row_ptr) - 1), np.diff(row_ptr))
-    ranges = np.zeros((2, len(row_ptr) - 1), np.int32)
-    for own, chosen in zip(ranges, (row_tiles >= 0, row_tiles & 1 == 1), strict=True):
-        column, rows = row_tiles[chosen] >> 1, row[chosen]
-        begin, end = np.searchsorted(rows, (np.arange(len(own)), np.arange(1, len(own) + 1)))
-        some = end > begin
-        first, last = column[begin[some]], column[end[some] - 1]
-        if (last - first + 1 != (end - begin)[some]).any():
-            return None
-        own[some] = first + (last + 1 << 16)
-    return ranges
+    if (in_band[0] < in_band[1])[~some].any():
+        return None
+    keys = PairBoxes(q[some], q[some], first[some], end[some] - 1)
+    return band if analyst.verdict(alongside, keys)[1].all() else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,15 +230,37 @@ def check_documents(
     Raises:
         CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
     """
-    keys = np.arange(layout.n_kv)
-    for row in range(layout.shape[0]):
-        queries = np.arange(row * layout.tile.q, min((row + 1) * layout.tile.q, layout.n_q))
+    size, n_q = layout.tile.q, layout.n_q
+    rows = [(first, min(first + size, n_q)) for first in range(0, n_q, size)]
+    check_rows(rows, lists, layout.tile.k, keep, env)
+
+
+def check_rows(
+    rows: Sequence[tuple[int, int]], lists: DocumentTileLists, size: int, keep: Expr,
+    env: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Compare the tiles of some tile rows with the mask pair by pair.
+
+    Args:
+        rows: (first query, past the last one) of each.
+        lists: of these rows.
+        size: keys of a tile.
+        keep: the mask.
+        env: what it reads.
+
+    Raises:
+        CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
+    """
+    n_kv = len(lists.stops)
+    keys = np.arange(n_kv)
+    for number, (begin, end) in enumerate(rows):
+        queries = np.arange(begin, end)
         live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
-        live = np.broadcast_to(live, (len(queries), len(keys)))
-        times, full = np.zeros(len(keys), int), np.zeros(len(keys), bool)
-        for word in lists.words[lists.row_ptr[row] : lists.row_ptr[row + 1]]:
+        live = np.broadcast_to(live, (len(queries), n_kv))
+        times, full = np.zeros(n_kv, int), np.zeros(n_kv, bool)
+        for word in lists.words[lists.row_ptr[number] : lists.row_ptr[number + 1]]:
             first = word >> 1
-            keys_of_tile = slice(first, min(first + layout.tile.k, abs(lists.stops[first])))
+            keys_of_tile = slice(first, min(first + size, abs(lists.stops[first])))
             times[keys_of_tile] += 1
             full[keys_of_tile] |= bool(word & 1)
         wrong = (live & (times != 1)) | (full & ~live)

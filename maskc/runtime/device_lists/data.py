@@ -30,7 +30,7 @@ from maskc.dispatch.packing import interleaved_heads, narrowed, packed
 from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
-from maskc.layout import MAX_ITEMS, column_ranges, longest_promised
+from maskc.layout import MAX_ITEMS, band_of, beside_documents, longest_promised
 from maskc.layout.tiles.data_tiles import has_pairs, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
@@ -43,8 +43,6 @@ from maskc.runtime.launch.built import BuiltBundle
 
 _MOST_TILES = 1 << 26
 """The largest number of tiles; for longer sequences the host lists the few live ones."""
-_RANGES = "col_tiles"
-"""The pointer to `column_ranges` in forward passes, which have no lists of columns."""
 _MOST_ENTRIES = 1 << 28
 """The most entries of the memory of lists, of four bytes."""
 
@@ -115,12 +113,18 @@ class DataLists:
         kept = self._kept(unit, place.sizes, bound, wanted.direction, by_head)
         placed = unit.work is None or mode == DETERMINISTIC
         ptr = np.atleast_2d(dict(kept.parts)["row_ptr"])
+        band = None
+        forward = wanted.direction is Direction.forward
+        if unit.by_documents and forward and Feature.entmax not in wanted.features:
+            keep = beside_documents(bundle.variants[0].keep, bundle.data)
+            sizes = place.sizes
+            band = keep and band_of(keep, sizes.n_q, sizes.n_kv, tuple(bound.params.items()))
         making = Making(
             unit=unit, sizes=place.sizes, given=given, readings=self._readings,
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
-            kept=int((ptr[:, -1] - ptr[:, 0]).max()), ranges=_RANGES in dict(kept.parts),
-            wide=kept.wide,
+            kept=int((ptr[:, -1] - ptr[:, 0]).max()),
+            band=band, wide=kept.wide,
             packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
@@ -176,8 +180,6 @@ class DataLists:
             tables = make_tables(bundle, kept_unit, sizes, params, {}, direction, True)
             tables = replace(tables, work=unknown_work(0), adders=None)
             tables = _of_heads(tables, bundle, kept_unit, sizes, params) if by_head else tables
-            if unit.by_documents and direction is Direction.forward and not by_head:
-                tables = _with_ranges(tables, columns)
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -246,15 +248,6 @@ def _without_data(bundle: Bundle, reach: int | None) -> Bundle:
         for variant in bundle.variants
     )
     return replace(bundle, variants=variants, arrays=(), data=())
-
-
-def _with_ranges(tables: Tables, columns: int) -> Tables:
-    """The tables of a forward pass, with the tile columns of rows as ranges if they are."""
-    parts = dict(tables.parts)
-    ranges = column_ranges(parts["row_ptr"].ravel(), parts["row_tiles"], columns)
-    if ranges is None:
-        return tables
-    return replace(tables, parts=(*tables.parts, (_RANGES, ranges)))
 
 
 def _of_heads(

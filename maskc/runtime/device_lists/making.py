@@ -11,6 +11,7 @@ from typing import Any
 from maskc.core.abi import (
     LIST_THREADS,
     MOST_LENGTHS,
+    MOST_LISTS,
     MOST_ROWS,
     READ_TILES,
     STATE_OF_LIST,
@@ -31,7 +32,7 @@ from maskc.layout import (
 )
 from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
-from maskc.runtime.device_lists.data_given import CUMULATIVE, Given
+from maskc.runtime.device_lists.data_given import CUMULATIVE, Given, Source
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
 _READING_BLOCKS = 512
@@ -58,8 +59,8 @@ class Making:
     """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
-    ranges: bool = False
-    """Whether the tile columns of rows are ranges, see `column_ranges`."""
+    band: tuple[int, int] | None = None
+    """Keys that a query of a document sees, see `band_of`; None if it is no band."""
     wide: bool = False
     """Whether constants have two words."""
     by_head: bool = False
@@ -70,7 +71,10 @@ class Making:
     @property
     def capacity(self) -> int:
         """Tiles for which a list has room."""
-        return room_of(self.kept, *self.tiles) if self.unit.by_documents else self.kept
+        rows, columns = self.tiles
+        if self.by_lengths:
+            return rows * columns
+        return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -88,8 +92,39 @@ class Making:
         """Whether something given may turn out to be wrong."""
         return any(source.doubtful for source in self.given.sources)
 
+    @cached_property
+    def by_lengths(self) -> bool:
+        """Whether cumulative lengths alone decide the lists, as queries see a band of their document
+        and a block has room for all lengths and tile rows. Tile rows then begin with documents."""
+        if self.band is None:
+            return False
+        of_q, of_k = (self._source(side) for side in (0, 1))
+        if of_q.rule != CUMULATIVE or of_k.rule != CUMULATIVE:
+            return False
+        lists, (rows, columns) = self.lists, self._document_tiles
+        return (
+            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS and lists * rows <= MOST_ROWS
+            and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
+        )  # fmt: skip
+
+    def _source(self, side: int) -> Source:
+        """The documents of a side."""
+        return next(self.given.sources[slot] for slot, at, _ in self.readings if at == side)
+
+    @property
+    def _document_tiles(self) -> tuple[int, int]:
+        """Tile rows that begin with documents, at most, in groups of a block's lines; tile
+        columns."""
+        tile, sizes = self.unit.tile, self.sizes
+        rows = (sizes.n_q + self._source(0).ends * (tile.q - 1)) // tile.q
+        per_block = LIST_THREADS // 32
+        return -(-rows // per_block) * per_block, -(-sizes.n_kv // tile.k)
+
     @property
     def tiles(self) -> tuple[int, int]:
+        """Tile rows and tile columns of a list."""
+        if self.by_lengths:
+            return self._document_tiles
         tile, sizes = self.unit.tile, self.sizes
         return -(-sizes.n_q // tile.q), -(-sizes.n_kv // tile.k)
 
@@ -183,17 +218,6 @@ class Making:
         )
         return of_q, of_k
 
-    @cached_property
-    def by_lengths(self) -> bool:
-        """Whether cumulative lengths alone decide the lists: tiles begin with documents, and a block
-        has room for all lengths and tile rows."""
-        of_sides = {side: self.given.sources[slot] for slot, side, _ in self.readings}
-        if self.backward or not self.ranges or any(x.rule != CUMULATIVE for x in of_sides.values()):
-            return False
-        lengths = self.lists * sum(x.ends for x in of_sides.values())
-        short = lengths <= MOST_LENGTHS and self.lines <= MOST_ROWS
-        return short and of_sides[1].ends <= most_runs(self.tiles[1])
-
     @property
     def first_blocks(self) -> tuple[int, ...]:
         """The first block of each reading among those that read data; then their number."""
@@ -223,6 +247,8 @@ class Making:
         per_block = LIST_THREADS // 32
         turns = max(1, *(self.kept // self.tiles[side] // 32 for side in self.sides))
         many = self.lines > _LINES * turns and not self.cutting.least
+        if self.by_lengths:
+            return 32
         grouped = not any(self.tiles[side] % per_block for side in self.sides)
         return 32 if many and grouped else LIST_THREADS
 
@@ -300,6 +326,8 @@ class Making:
         block.item_heads, block.sharing = self.item_heads, self.sharing
         block.group_owners, block.group_lists = self.groups
         block.wide, block.most_runs = self.wide, most_runs(self.tiles[1])
+        if self.band is not None:
+            block.band[:] = self.band
         block.counters = self.counters
         if (cutting := self.cutting).least:
             block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed

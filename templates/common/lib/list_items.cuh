@@ -107,12 +107,21 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     }
 }
 
+// What items say of a line: its number, or NO_ROW if it does not exist, and its tokens.
+struct Named {
+    i32 tile, first, end;
+};
+FN struct Named named_at(const struct Lists &p, const struct Place &at) {
+    const i32 first = at.tile * p.tile[at.side];
+    return {at.tile, first, min_i32(first + p.tile[at.side], p.n[at.side])};
+}
+
 // Writes the items of a line, one per owner. The owners of one line are adjacent, in groups that
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, i32 dead_before, i32 rank,
-                     const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, const struct Named &named, i32 dead_before,
+                     i32 rank, const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
@@ -125,9 +134,9 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
-        to[0] = make_int4(at.tile, whose, own.first, own.count);
+        to[0] = make_int4(named.tile, whose, own.first, own.count);
         const i32 column = p.sharing ? whose / p.sharing * tiles + at.tile : -1;
-        to[1] = make_int4(own.first, own.first, p.item_heads, own.count ? 1 + column : 0);
+        to[1] = make_int4(named.first, named.end, p.item_heads, own.count ? 1 + column : 0);
         if (p.sharing && whose % p.sharing == 0) {
             int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
             shared[0] = make_int4(at.tile, whose, column, 1);
@@ -177,7 +186,8 @@ FN void write_planned(const struct Lists &p, i32 block) {
 // lines. `CUT`: whether rows may be cut.
 template <bool CUT = true>
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks, const struct Counts &counts) {
+                              const struct Ranks &ranks, const struct Counts &counts,
+                              const struct Named &named) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0}, count[MOST_LINES];
@@ -201,7 +211,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
     if (CUT && items && p.part_tiles)
         write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, dead, rank, sum);
+        write_ranked(p, at, ranks, own, named, dead, rank, sum);
     return own;
 }
 

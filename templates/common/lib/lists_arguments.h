@@ -3,7 +3,7 @@
 struct Lists {
     const void *source[8];  // what the caller gave, by array
     const i32 *kept_ptr[2];  // [heads][tiles + 1]: candidates, the tiles of any data
-    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending; or [1]: see column_ranges
+    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending
     const i32 *mask_args;  // [heads]: the formula's shape, its constants
     const i32 *cases;  // selections: [cases][2], a variant and a head that has the case
     const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
@@ -52,6 +52,7 @@ struct Lists {
     i32 heads;  // lists of a sequence
     i32 sharing;  // query heads with lists of their own that share items' columns, or 0
     i32 wide;  // whether constants have two words
+    i32 band[2];  // query q sees keys q + [0] to q + [1] - 1 of its document
     i32 most_runs;  // documents of a list with which its tiles may begin
     i32 reading_blocks;  // of the launch: they read the data
     i32 reading_tiles[2];  // that such a block reads, at most READ_TILES
