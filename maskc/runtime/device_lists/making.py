@@ -38,7 +38,7 @@ from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
 
-_LINES = 512
+_LINES = 128
 """Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
 line. A block takes less time, but not all blocks run at once."""
 
