@@ -124,7 +124,7 @@ class DataLists:
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
             kept=int((ptr[:, -1] - ptr[:, 0]).max()),
-            band=band, wide=kept.wide,
+            band=band, longest=bound.longest, wide=kept.wide,
             packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS

@@ -61,6 +61,8 @@ class Making:
     """Tiles that the mask could have, in one list."""
     band: tuple[int, int] | None = None
     """Keys that a query of a document sees, see `band_of`; None if it is no band."""
+    longest: int | None = None
+    """Most tokens of a document; None: unknown."""
     wide: bool = False
     """Whether constants have two words."""
     by_head: bool = False
@@ -73,7 +75,8 @@ class Making:
         """Tiles for which a list has room."""
         rows, columns = self.tiles
         if self.by_lengths:
-            return rows * columns
+            longest = columns if self.longest is None else -(-self.longest // self.unit.tile.k)
+            return rows * min(columns, longest)
         return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
     @property
