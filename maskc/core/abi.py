@@ -279,6 +279,8 @@ READ_TILES = 16
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
 """The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
 block keeps them in shared memory."""
+MOST_TOKENS = 1 << 23
+"""The most tokens of these: more cannot be divided by a multiplication."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words by which blocks of that kernel report progress to each other: in all, and for each
 list."""

@@ -13,6 +13,7 @@ from maskc.core.abi import (
     MOST_LENGTHS,
     MOST_LISTS,
     MOST_ROWS,
+    MOST_TOKENS,
     READ_TILES,
     STATE_OF_LIST,
     STATE_WORDS,
@@ -108,6 +109,7 @@ class Making:
         return (
             lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS and lists * rows <= MOST_ROWS
             and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
+            and max(self.sizes.n_q, self.sizes.n_kv) <= MOST_TOKENS
         )  # fmt: skip
 
     def _source(self, side: int) -> Source:

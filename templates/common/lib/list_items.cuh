@@ -66,11 +66,11 @@ FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
 }
 
 // The tiles of all lines of a side, and the live lines of each list.
-struct Counts {
+struct LineCounts {
     const i32 *tiles, *live;
     i32 live_step;  // from one list to the next
 };
-FN struct Counts counts_of(const struct Lists &p, i32 side) {
+FN struct LineCounts counts_of(const struct Lists &p, i32 side) {
     return {p.counts[side], of_list(p, 0) + LIVE, OF_LIST};
 }
 
@@ -78,7 +78,7 @@ FN struct Counts counts_of(const struct Lists &p, i32 side) {
 // within a group, the longest lines come first. `first`: the block's first line. `count`: of its
 // lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  const struct Counts &of, bool ranked, i32 first,
+                  const struct LineCounts &of, bool ranked, i32 first,
                   const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
@@ -183,10 +183,10 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
-// lines. `CUT`: whether rows may be cut.
-template <bool CUT = true>
+// lines. `CUT`: whether rows may be cut. `Counts` has the tiles of all lines, for add_lines.
+template <bool CUT = true, class Counts>
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks, const struct Counts &counts,
+                              const struct Ranks &ranks, const Counts &counts,
                               const struct Named &named) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
