@@ -236,7 +236,7 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
 @settings(max_examples=20)
 @given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), interleaved=st.booleans(),
        n=st.sampled_from([N, 768]))  # fmt: skip
-def test_lists_that_follow_from_lengths_alone(passes, number, seed, batch, own_keys, interleaved, n):
+def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n):
     """Few documents, some of no tokens or of one, of any length, perhaps with padding behind."""
     rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
     sides = []
@@ -245,61 +245,58 @@ def test_lists_that_follow_from_lengths_alone(passes, number, seed, batch, own_k
         ends = rng.integers(0, most, (batch, int(rng.integers(1, 14)))).clip(0, n)
         ends = np.sort(np.concatenate([ends[:, :1] * 0, ends, ends[:, -1:]], 1))
         sides.append(ends if rng.random() < 0.8 else ends[:1])
-    given_ = [mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides]
-    made = passes(attention(mask, interleaved), n, batch, {"x": tuple(given_) if own_keys else given_[0]},
-                  n_kv=n)  # fmt: skip
+    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
+    data = {"x": lengths if own_keys else lengths[0]}
+    made = passes(attention(mask, interleaved), n, batch, data, n_kv=n)
     assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
     if number != GAPS:
         check_rows(made, number, sides, n)
 
 
-BANDS = {0: (-(1 << 30), 1 << 30), 1: (-(1 << 30), 1), 2: (-90, 21)}
+BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)
 """Keys of a query q, from q + the first number to q + the other - 1, by the mask's number."""
+
+
+def rows_by_definition(
+    made: Made, number: int, of_q: np.ndarray, of_k: np.ndarray, n: int
+) -> list[list[int]]:
+    """The tile rows of a sequence from its cumulative lengths: first query, past the last one,
+    and the words of tiles with a live pair."""
+    (queries, keys), (low, high), rows = made.numbers.tile, BANDS[number], []
+    for i, (begin, stop) in enumerate(pairwise([*of_q.tolist(), n])):
+        whole = i + 1 < min(len(of_q), len(of_k))  # or behind the last document
+        for first in range(begin, stop, queries):
+            row = [first, min(first + queries, stop)]
+            for key in range(of_k[i], of_k[i + 1], keys) if whole else ():
+                q, k = np.ogrid[row[0] : row[1], key : min(key + keys, of_k[i + 1])]
+                live = (k >= q + low) & (k < q + high)
+                if live.any():
+                    row.append(2 * key + bool(live.all() and live.shape[1] == keys))
+            rows.append(row)
+    return rows
 
 
 def check_rows(made: Made, number: int, sides: list[np.ndarray], n: int) -> None:
     """Compare tile rows that begin with documents, and their tiles, with the definition."""
-    numbers, (low, high) = made.numbers, BANDS[number]
-    (rows, size), owners, lists = numbers.tile, numbers.owners, numbers.lists
-    of_q, of_k = sides[0], sides[-1]
-    items, lines = made.items(), made.counts_and_words(0)
-    stops = words(made.places["array2"], lists, n)
-    found: dict[tuple[int, int], list[list[int]]] = {}
-    for tile, whose, first, count, begin, end, *_ in items.tolist():
-        if tile >= 0:
-            own = lines[whose // owners if lists > 1 else 0][tile]
-            start = whose // owners * numbers.room[0] if lists > 1 else 0
-            start += sum(map(len, lines[whose // owners if lists > 1 else 0][:tile]))
-            assert (first, count) == (start, len(own))
-            found.setdefault((whose // owners if lists > 1 else 0, whose), []).append(
-                [begin, end, *own]
-            )
-    for number_of_list in range(lists):
-        ends, keys = of_q[number_of_list % len(of_q)], of_k[number_of_list % len(of_k)]
-        want = []
-        for i, begin in enumerate(ends):
-            last = i + 1 == len(ends)
-            stop = n if last else ends[i + 1]
-            for first in range(begin, stop, rows):
-                end, own = min(first + rows, stop), []
-                if not last and i + 1 < len(keys):
-                    for key in range(keys[i], keys[i + 1], size):
-                        q, k = np.ogrid[first:end, key : min(key + size, keys[i + 1])]
-                        live = (k >= q + low) & (k < q + high)
-                        if live.any():
-                            own.append(2 * key + (bool(live.all()) and live.shape[1] == size))
-                            assert stops[number_of_list, key] == keys[i + 1]
-                want.append([first, end, *own])
-        own_items = {whose: got for (at, whose), got in found.items() if at == number_of_list}
-        assert len(own_items) == owners
-        assert all(sorted(got) == want for got in own_items.values())
-    counts = items[:, 3].reshape(-1, 1)
-    group = numbers.group_lists * numbers.group_owners
-    if lists <= numbers.group_lists and owners <= numbers.group_owners or group == 0:
-        live = counts[counts > 0]
-        assert (np.diff(live) <= 0).all()  # the longest first
-    some = np.flatnonzero(counts > 0)
-    assert some.size == 0 or some[-1] + 1 == some.size  # before all others
+    numbers, items, lines = made.numbers, made.items(), made.counts_and_words(0)
+    stops = words(made.places["array2"], numbers.lists, n)
+    of_q, of_k = (np.broadcast_to(x, (numbers.lists, x.shape[1])) for x in (sides[0], sides[-1]))
+    for own, (ends, keys) in enumerate(zip(of_q, of_k, strict=True)):
+        want = rows_by_definition(made, number, ends, keys, n)
+        for owner in range(own * numbers.owners, (own + 1) * numbers.owners):
+            of_owner = items[(items[:, 1] == owner) & (items[:, 0] >= 0)]
+            rows = []
+            for tile, _, first, count, begin, end, *_ in of_owner.tolist():
+                start = own * numbers.room[0] + sum(map(len, lines[own][:tile]))
+                assert (first, count) == (start, len(lines[own][tile]))
+                rows.append([begin, end, *lines[own][tile]])
+            assert sorted(rows) == want
+        begins = [word >> 1 for _, _, *row in want for word in row]
+        assert (stops[own, begins] == keys[np.searchsorted(keys, begins, "right")]).all()
+    count = items[:, 3]
+    assert (count[: np.count_nonzero(count)] > 0).all()  # those with tiles come first
+    if numbers.lists <= numbers.group_lists and numbers.owners <= numbers.group_owners:
+        assert (np.diff(count) <= 0).all()  # the longest before others
     assert made.at_rest()
 
 

@@ -213,9 +213,10 @@ class DataLists:
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "default", frozenset(), index)
         *makers, spoil = lists.steps(making.blocks)
+        make = makers[making.by_lengths]
         room, entries = making.room()
         return ListsPlan(
-            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (makers[making.by_lengths],),
+            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,

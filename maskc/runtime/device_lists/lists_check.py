@@ -78,7 +78,8 @@ class ListsCheck:
 
         bound = self.binder.bind(asked.keywords_of_call, sizes.n_q, sizes.n_kv)
         if making.by_lengths:
-            return self._check_rows(bound, part)
+            self._check_rows(bound, part)
+            return
         unit = replace(making.unit, work=None, costs=())
         direction = Direction.backward if making.backward else Direction.forward
         host = make_tables(
@@ -118,8 +119,8 @@ class ListsCheck:
         for number, of_list in enumerate(bounds):
             begin, end = of_list[of_list[:, 1] > 0].T
             if not np.array_equal(np.append(begin, sizes.n_q), np.append(0, end)):
-                found = f"rows of queries begin at {begin.tolist()} and end at {end.tolist()}"
-                raise WrongDeviceLists(self._where(number), found, "one follows another")
+                finding = f"tile rows begin at {begin.tolist()} and end at {end.tolist()}"
+                raise WrongDeviceLists(self._where(number), finding, "one follows another")
             lists = DocumentTileLists(ptr[number], words, stops[number])
             data = sequence_arrays(recipe, bound.arrays, number, 0)
             try:

@@ -98,7 +98,7 @@ class Making:
 
     @cached_property
     def by_lengths(self) -> bool:
-        """Whether cumulative lengths alone decide the lists, as queries see a band of their document
+        """Whether cumulative lengths alone decide the lists: queries see a band of their document,
         and a block has room for all lengths and tile rows. Tile rows then begin with documents."""
         if self.band is None:
             return False

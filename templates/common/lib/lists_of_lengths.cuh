@@ -30,6 +30,13 @@ FN bool load_ends(const struct Lists &p, i32 side, i32 list, i32 lists, i32 *to)
     }
     return wrong;
 }
+FN bool load_all_ends(const struct Lists &p, struct Counted &all) {
+    bool wrong = false;
+#pragma unroll 1  // half the instructions to fetch
+    for (i32 side = 0; side < 2; side++)
+        wrong |= load_ends(p, side, 0, p.lists, all.ends + side * p.lists * p.ends[slot_of(0)]);
+    return wrong;
+}
 // Divides numbers below 2^24 by the tokens of a tile, without the long code of a division.
 struct Divisor {
     u32 by, inverse;
@@ -194,6 +201,10 @@ lists_of_lengths(const __grid_constant__ struct Lists p) {
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
         wait_for_launches();
+        if (blockIdx.x == 0 && p.verdict) {  // before blocks with lines are done
+            const bool wrong = __syncthreads_or(load_all_ends(p, all));
+            if (threadIdx.x == 0) tell_verdict(p, wrong);
+        }
         return write_documents(p, blockIdx.x, all.ends);
     }
     const struct Place at = line_place(p, number);
@@ -202,13 +213,7 @@ lists_of_lengths(const __grid_constant__ struct Lists p) {
     for (i32 i = threadIdx.x; i < p.lists * p.tile_count[0]; i += THREADS) all.tiles[i] = 0;
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) all.live[i] = 0;
     wait_for_launches();
-    bool wrong = false;
-#pragma unroll 1  // half the instructions to fetch
-    for (i32 side = 0; side < 2; side++)
-        wrong |= load_ends(p, side, 0, p.lists, side ? all.ends + documents : all.ends);
-    wrong = __syncthreads_or(wrong);
-    if (number == 0 && threadIdx.x == 0 && p.verdict) tell_verdict(p, wrong);
-    if (wrong) {  // no rows: the results will be overwritten
+    if (__syncthreads_or(load_all_ends(p, all))) {  // no rows: the results will be overwritten
         for (i32 i = threadIdx.x; i <= documents; i += THREADS) all.before[i] = 0;
     } else {
         count_rows(p, all);
