@@ -116,9 +116,7 @@ class DataLists:
         band = None
         forward = wanted.direction is Direction.forward
         if unit.by_documents and forward and Feature.entmax not in wanted.features:
-            keep = beside_documents(bundle.variants[0].keep, bundle.data)
-            sizes = place.sizes
-            band = keep and band_of(keep, sizes.n_q, sizes.n_kv, tuple(bound.params.items()))
+            band = _band(bundle, place.sizes, bound.params)
         making = Making(
             unit=unit, sizes=place.sizes, given=given, readings=self._readings,
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
@@ -222,6 +220,14 @@ class DataLists:
             self._reports(index), self._names,
             ListsCheck(built.bundle, self._binder, making).compare,
         )  # fmt: skip
+
+
+def _band(bundle: Bundle, sizes: Sizes, params: Mapping[str, int]) -> tuple[int, int] | None:
+    """The keys of its document that a query sees, see `band_of`."""
+    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    if alongside is None:
+        return None
+    return band_of(alongside, sizes.n_q, sizes.n_kv, tuple(params.items()))
 
 
 def _reach(unit: SourceUnit, bound: Bound) -> int | None:

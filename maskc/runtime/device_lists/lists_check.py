@@ -124,7 +124,9 @@ class ListsCheck:
             lists = DocumentTileLists(ptr[number], words, stops[number])
             data = sequence_arrays(recipe, bound.arrays, number, 0)
             try:
-                check_rows(of_list, lists, making.unit.tile.k, recipe.keep, {**env, **data})
+                check_rows(
+                    of_list.tolist(), lists, making.unit.tile.k, recipe.keep, {**env, **data}
+                )
             except CheckFailed as error:
                 place = f"{self._where(number)}, {error}"
                 raise WrongDeviceLists(place, "the device's tiles", "one tile") from error
