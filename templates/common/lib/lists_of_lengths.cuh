@@ -1,8 +1,8 @@
-// Tile lists of packed documents, from cumulative lengths alone. Tile rows begin where documents do,
-// as tiles of keys do. The keys of a row are a band of its document, so every block can count the
-// tiles of all rows, and no block waits for another one. A tile row is a line of make_lists.cuh;
-// a list has room for more. Needs: entries.cuh, make_lists.cuh, reading_at, OF_Q and OF_K, STOPS.
-// Gives: lists_of_lengths.
+// Tile lists of packed documents, from cumulative lengths alone. Tile rows begin where documents
+// do, as tiles of keys do. The keys of a row are a band of its document, so every block can count
+// the tiles of all rows, and no block waits for another one. A tile row is a line of
+// make_lists.cuh; a list has room for more. Needs: entries.cuh, make_lists.cuh, reading_at, OF_Q
+// and OF_K, STOPS. Gives: lists_of_lengths.
 
 // What a block keeps in shared memory.
 struct Counted {
@@ -37,6 +37,7 @@ FN bool load_all_ends(const struct Lists &p, struct Counted &all) {
         wrong |= load_ends(p, side, 0, p.lists, all.ends + side * p.lists * p.ends[slot_of(0)]);
     return wrong;
 }
+
 // Divides numbers below 2^24 by the tokens of a tile, without the long code of a division.
 struct Divisor {
     u32 by, inverse;
@@ -92,8 +93,10 @@ struct Matched {
     struct Document q, k;
 };
 // `number`: of the document in all lists.
-FN struct Matched matched_at(const struct Lists &p, const struct Counted &all, i32 list, i32 number) {
-    const i32 ends_q = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)], own = number - list * ends_q;
+FN struct Matched matched_at(const struct Lists &p, const struct Counted &all, i32 list,
+                             i32 number) {
+    const i32 ends_q = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)];
+    const i32 own = number - list * ends_q;
     const i32 *const of_k = all.ends + p.lists * ends_q + list * ends_k;
     const struct Document q = document_at(all.ends + list * ends_q, ends_q, own, p.n[0]);
     if (own + 1 >= min_i32(ends_q, ends_k)) return {q, {0, 0}};
