@@ -30,6 +30,8 @@ from maskc.layout.tiles.expand import numbered
 RUNS_PER_COLUMN = 4
 """Most documents per tile column of a list. With more, documents have few keys per tile, and tiles
 begin at tile columns."""
+_SAMPLES = 9
+"""Queries that give the numbers of a band."""
 FAR = 1 << 30
 """More tokens than there are."""
 MOST_KEYS = (1 << 28) - 1
@@ -88,29 +90,37 @@ def band_of(
         low and high, -FAR and FAR where nothing but the ends of the keys limits them; None if the
         mask is not proved to be a band.
     """
-    analyst, q = Analyst({}), np.arange(n_q)
     values = {**E.params(alongside), **dict(params), "n_q": n_q, "n_kv": n_kv}
-    alongside = E.with_values(alongside, values)
-
-    def reached(k_low: np.ndarray, k_high: np.ndarray) -> np.ndarray:
-        return analyst.verdict(alongside, PairBoxes(q, q, k_low, k_high))[0]
-
-    first, end, past = np.zeros(n_q, np.int64), np.zeros(n_q, np.int64), np.full(n_q, n_kv)
+    keep, analyst = E.with_values(alongside, values), Analyst({})
+    # Some queries give the numbers
+    q = np.unique(np.linspace(0, n_q - 1, _SAMPLES).astype(np.int64))
+    first, end = np.zeros_like(q), np.zeros_like(q)
     for bit in reversed(range((n_kv + 1).bit_length())):  # keys 0 to first - 1 see nothing
         more = np.minimum(first + (1 << bit), n_kv)
-        first = np.where(reached(0 * q, more - 1), first, more)
+        first = np.where(analyst.verdict(keep, PairBoxes(q, q, 0 * q, more - 1))[0], first, more)
         more = np.minimum(end + (1 << bit), n_kv)  # keys end - 1 to the last see something
-        end = np.where(reached(more - 1, past - 1), more, end)
+        end = np.where(
+            analyst.verdict(keep, PairBoxes(q, q, more - 1, 0 * q + n_kv - 1))[0], more, end
+        )
     some = first < end
     lows, highs = (first - q)[some & (first > 0)], (end - q)[some & (end < n_kv)]
-    band = int(lows[0]) if lows.size else -FAR, int(highs[0]) if highs.size else FAR
-    in_band = np.maximum(q + band[0], 0), np.minimum(q + band[1], n_kv)
-    if ((first != in_band[0]) | (end != in_band[1]))[some].any():
-        return None
-    if (in_band[0] < in_band[1])[~some].any():
-        return None
-    keys = PairBoxes(q[some], q[some], first[some], end[some] - 1)
-    return band if analyst.verdict(alongside, keys)[1].all() else None
+    low, high = int(lows[0]) if lows.size else -FAR, int(highs[0]) if highs.size else FAR
+    # All queries prove them
+    q = np.arange(n_q)
+    first, end = np.clip(q + low, 0, n_kv), np.clip(q + high, 0, n_kv)
+    end = np.maximum(first, end)
+    for k_low, k_high, live in (
+        (0 * q, first, False),
+        (first, end, True),
+        (end, 0 * q + n_kv, False),
+    ):
+        rows = k_low < k_high
+        may, must = analyst.verdict(
+            keep, PairBoxes(q[rows], q[rows], k_low[rows], k_high[rows] - 1)
+        )
+        if not must.all() if live else may.any():
+            return None
+    return low, high
 
 
 @dataclass(frozen=True, eq=False)
