@@ -33,7 +33,8 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 
 // One block per tile row.
 FN void settle_rows(const struct Attention &p) {
-#if SETTLES_DELTA && !WITH_ENTMAX
+#if SETTLES_DELTA
+#if !WITH_ENTMAX
     const i64 row = blockIdx.x;
     const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const i32 first = blockIdx.x % p.tile_rows * TILE_Q;
@@ -73,5 +74,6 @@ FN void settle_rows(const struct Attention &p) {
         size = warp_sum(size);
         if (lane == 0) leave_row(p, row, r, lse, settled_delta(exact, rounded, size));
     }
+#endif
 #endif
 }
