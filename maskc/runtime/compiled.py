@@ -46,11 +46,11 @@ from maskc.runtime.autograd import (
     torch_answers,
 )
 from maskc.runtime.binding import mask_layout
+from maskc.runtime.call_path import Passes, Runner
 from maskc.runtime.device import default_target
 from maskc.runtime.dropout import drawn
 from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.sequence import PartedPlan
-from maskc.runtime.passes import Passes, Runner
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.selecting import call_selecting
 from maskc.runtime.torch_calls import entmax_by_head, through_torch
@@ -135,11 +135,6 @@ class CompiledMask(Passes):
             if inputs is None or not inputs.captured:  # which this would keep alive
                 self._holding = copy
         return copy
-
-    @property
-    def inputs(self) -> Inputs | None:
-        """Arrays that a score formula reads; None without a formula."""
-        return None if self._score is None else self._score.inputs
 
     @property
     def trainable(self) -> tuple[str, ...]:

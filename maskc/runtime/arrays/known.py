@@ -116,14 +116,12 @@ class _Torch:
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
                 c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
             ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
-        kinds: list[Any] = []
-        places = []
-        for number, x in enumerate(arrays):
+        for x in arrays:
             if x.is_neg():
-                x = arrays[number] = self.plain(x)
-            kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
-            places.append(x.data_ptr())
-        return tuple(kinds), tuple(places)
+                arrays[:] = map(self.plain, arrays)
+                break
+        kinds = [(x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device) for x in arrays]
+        return tuple(kinds), tuple([x.data_ptr() for x in arrays])
 
     def plain(self, x: Any) -> Any:
         # The imaginary part of a conjugate has the other sign in memory, and a bit that says so.

@@ -130,15 +130,18 @@ class Watched:
         """
         form = self._form
         arrays: list[Any] = []
-        state: tuple[Any, ...] = ()
+        state: list[object] = []
         if held is None and form.named and len(data) == len(form.named):  # takes less time
             for name, kind, library, expected in form.named:
                 one = data.get(name)
                 seen = library.watch(one) if type(one) is kind else None
-                if seen is None or seen[2] != expected:
+                if seen is None:
                     return None
-                arrays.append(weakref.ref(one))
-                state += seen[:2]
+                place, version, layout = seen
+                if layout != expected:
+                    return None
+                arrays.append(weakref.ref(one))  # the same reference for the same array
+                state += place, version
         else:
             leaves = _leaves(data, held)
             if len(leaves) != len(form.leaves):
@@ -151,11 +154,16 @@ class Watched:
                 seen = lib.watch(one) if LIBRARIES.get(type(one)) is lib else None
                 if seen is None or seen[2] != expected:
                     return None
-                arrays.append(weakref.ref(one))  # the same reference for the same array
+                arrays.append(weakref.ref(one))
                 state += seen[:2]
-        if state == self.state and [*map(id, arrays)] == [*map(id, self._arrays)]:
-            return self
-        return Watched(form, arrays, state)
+        now = tuple(state)
+        if now == self.state:
+            for one, before in zip(arrays, self._arrays, strict=True):
+                if one is not before:
+                    break
+            else:
+                return self
+        return Watched(form, arrays, now)
 
     def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""

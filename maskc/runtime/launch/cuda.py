@@ -173,12 +173,13 @@ class Arguments:
         self, numbers: bytes, layout: struct.Struct, pointers: tuple[int, ...] = ()
     ) -> None:
         """`numbers` is the block without its pointers, which `layout` writes."""
-        self.block = ctypes.create_string_buffer(numbers, len(numbers))
+        held = ctypes.create_string_buffer(numbers, len(numbers))
+        self.block = memoryview(held).cast("B")
         """The block, to be written while no launch reads it."""
         self._write = layout.pack_into
         if pointers:
             self.fill(pointers)
-        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self.block))
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(held))
         self.address = ctypes.addressof(self._places)
         """The address of the array of addresses that a launch takes."""
 
@@ -187,7 +188,7 @@ class Arguments:
         self._write(self.block, 0, *pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        return (self.block.raw,)
+        return (bytes(self.block),)
 
 
 class CudaKernel:

@@ -128,6 +128,11 @@ class Passes(ABC):
     def _in_no_parts(self) -> Passes:
         """The mask without its parts."""
 
+    @property
+    def inputs(self) -> Inputs | None:
+        """Arrays that a score formula reads; None without a formula."""
+        return None if self._score is None else self._score.inputs
+
     def forget_plans(self) -> None:
         """Plan calls again, after `tuned` has changed."""
         with self._lock:
