@@ -58,8 +58,6 @@ from maskc.runtime.scored import ScoreReader
 _MOST_REPEATS = 16
 """The number of kinds of calls for which the latest call is cached."""
 _QKV = ("q", "k", "v")
-_FORWARD = 5
-"""Pointers of a forward pass without options: q, k, v, out, lse."""
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 _USUAL = plan_options(_QKV, True, 0.0, False)
 """A forward pass without options."""
@@ -205,8 +203,10 @@ class Passes(ABC):
             lse, unread = lib.empty(q, outputs[1])
         if earlier is not None:
             out[...], lse[...] = earlier
-        pointers: Pointers = (*places, place, unread)
-        if len(pointers) > _FORWARD or len(outputs) > 2:
+        if len(places) == len(_QKV) and len(outputs) == 2:
+            at_q, at_k, at_v = places
+            pointers: Pointers = (at_q, at_k, at_v, place, unread)
+        else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
         plan.run(sent, pointers, scalars, stream)

@@ -130,18 +130,15 @@ class Watched:
         """
         form = self._form
         arrays: list[Any] = []
-        state: list[object] = []
+        state: tuple[Any, ...] = ()
         if held is None and form.named and len(data) == len(form.named):  # takes less time
             for name, kind, library, expected in form.named:
                 one = data.get(name)
                 seen = library.watch(one) if type(one) is kind else None
-                if seen is None:
+                if seen is None or seen[2] != expected:
                     return None
-                place, version, layout = seen
-                if layout != expected:
-                    return None
-                arrays.append(weakref.ref(one))  # the same reference for the same array
-                state += place, version
+                arrays.append(weakref.ref(one))
+                state += seen[:2]
         else:
             leaves = _leaves(data, held)
             if len(leaves) != len(form.leaves):
@@ -154,16 +151,11 @@ class Watched:
                 seen = lib.watch(one) if LIBRARIES.get(type(one)) is lib else None
                 if seen is None or seen[2] != expected:
                     return None
-                arrays.append(weakref.ref(one))
+                arrays.append(weakref.ref(one))  # the same reference for the same array
                 state += seen[:2]
-        now = tuple(state)
-        if now == self.state:
-            for one, before in zip(arrays, self._arrays, strict=True):
-                if one is not before:
-                    break
-            else:
-                return self
-        return Watched(form, arrays, now)
+        if state == self.state and [*map(id, arrays)] == [*map(id, self._arrays)]:
+            return self
+        return Watched(form, arrays, state)
 
     def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""

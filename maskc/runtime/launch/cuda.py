@@ -173,13 +173,12 @@ class Arguments:
         self, numbers: bytes, layout: struct.Struct, pointers: tuple[int, ...] = ()
     ) -> None:
         """`numbers` is the block without its pointers, which `layout` writes."""
-        held = ctypes.create_string_buffer(numbers, len(numbers))
-        self.block = memoryview(held).cast("B")
+        self.block = ctypes.create_string_buffer(numbers, len(numbers))
         """The block, to be written while no launch reads it."""
         self._write = layout.pack_into
         if pointers:
             self.fill(pointers)
-        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(held))
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self.block))
         self.address = ctypes.addressof(self._places)
         """The address of the array of addresses that a launch takes."""
 
@@ -188,7 +187,7 @@ class Arguments:
         self._write(self.block, 0, *pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        return (bytes(self.block),)
+        return (self.block.raw,)
 
 
 class CudaKernel:
