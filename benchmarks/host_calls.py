@@ -5,8 +5,9 @@
 Tensors are small, so that the GPU is done before the next launch arrives. `us` is the fastest of
 many repetitions, each of a few calls; `p10_us` and `median_us` are their quantiles. On a busy host,
 compare the low quantiles. With --base, a copy of the repository in another folder is measured in
-turns, in a process of its own. Both processes can share one core, see --core. Results are compared
-with those of the same call in another form first.
+turns, in a process of its own. Both processes can share one core, see --core; to compare two
+versions, start them several times, see --rounds. Results are compared with those of the same call
+in another form first.
 """
 
 from __future__ import annotations
@@ -287,28 +288,41 @@ class Tree:
         self._process.wait()
 
 
-def rows(trees: dict[str, Tree], names: list[str], turns: int) -> Iterator[dict[str, Any]]:
-    """Measure the cases of all trees in turns; every second turn is in reverse order."""
-    for name in names:
-        answers: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
-        for turn in range(turns):
-            for tree in [*trees][:: -1 if turn % 2 else 1]:
-                answers[tree].append(trees[tree].ask(name))
-        allowed = CASES[name][0]
-        for tree, found in answers.items():
-            problem = next((x["problem"] for x in found if "problem" in x), None)
-            row: dict[str, Any] = {"case": name, "impl": tree, "allowed_us": allowed}
-            if problem is not None:
-                yield row | {"problem": problem, "ok": False}
-                continue
-            times = [time for x in found for time in x["times"]]
-            error = max(x["error"] for x in found)
-            p10, *_, median = quantiles(times, n=10)[:5]
-            yield row | {
-                "us": round(min(times), 1), "p10_us": round(p10, 1), "median_us": round(median, 1),
-                "error": float(f"{error:.2g}"),
-                "ok": error < _BOUND and (allowed is None or median <= allowed),
-            }  # fmt: skip
+def measured(
+    folders: dict[str, Path], names: list[str], turns: int, rounds: int, core: int | None
+) -> Iterator[dict[str, Any]]:
+    """Measure the cases of all trees in turns; every second turn is in reverse order.
+
+    Each round starts new processes, because a process keeps its speed: with the same code, two of
+    them differ by up to 5 %. Rows count all times so far.
+    """
+    answers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        trees = {tree: Tree(folder, core) for tree, folder in folders.items()}
+        for name in names:
+            for turn in range(turns):
+                for tree in [*trees][:: -1 if turn % 2 else 1]:
+                    answers.setdefault((name, tree), []).append(trees[tree].ask(name))
+            yield from (_row(name, tree, answers[name, tree]) for tree in trees)
+        for process in trees.values():
+            process.close()
+
+
+def _row(name: str, tree: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a case, from the answers of a tree."""
+    allowed = CASES[name][0]
+    row: dict[str, Any] = {"case": name, "impl": tree, "allowed_us": allowed}
+    problem = next((x["problem"] for x in answers if "problem" in x), None)
+    if problem is not None:
+        return row | {"problem": problem, "ok": False}
+    times = [time for x in answers for time in x["times"]]
+    error = max(x["error"] for x in answers)
+    p10, *_, median = quantiles(times, n=10)[:5]
+    return row | {
+        "us": round(min(times), 1), "p10_us": round(p10, 1), "median_us": round(median, 1),
+        "error": float(f"{error:.2g}"),
+        "ok": error < _BOUND and (allowed is None or median <= allowed),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -317,7 +331,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--base", type=Path, help="another copy of the repository")
     parser.add_argument("--cases", help="only cases that match this expression", default="")
-    parser.add_argument("--turns", type=int, default=_TURNS)
+    parser.add_argument("--turns", type=int, default=_TURNS, help="in each process")
+    parser.add_argument("--rounds", type=int, default=1, help="how often processes start anew")
     parser.add_argument("--core", type=int, help="run all calls on this core")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -326,25 +341,24 @@ def main() -> None:
         return
     from maskc.lab.environment import environment
 
-    trees = {"maskc": Tree(Path(__file__).parents[1], given.core)}
+    folders = {"maskc": Path(__file__).parents[1]}
     if given.base is not None:
-        trees["base"] = Tree(given.base.resolve(), given.core)
+        folders["base"] = given.base.resolve()
     names = [name for name in CASES if re.search(given.cases, name)]
-    timed, failed = [], 0
-    for row in rows(trees, names, given.turns):
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in measured(folders, names, given.turns, given.rounds, given.core):
         print(" ".join(f"{key}={x}" for key, x in row.items()), flush=True)
-        if "us" not in row:
-            failed += 1
-            continue
-        timed.append(row)
-        if given.output is not None:
-            about = environment("cuda") | {"turns": given.turns, "core": given.core}
-            about |= {"layers": _LAYERS, "keys": _KEYS}
+        rows[row["case"], row["impl"]] = row
+        timed = [row for row in rows.values() if "us" in row]
+        if given.output is not None and timed:
+            about = environment("cuda") | {
+                "turns": given.turns, "rounds": given.rounds, "core": given.core,
+                "layers": _LAYERS, "keys": _KEYS,
+            }  # fmt: skip
             given.output.write_text(json.dumps({"environment": about, "rows": timed}, indent=1))
-    for tree in trees.values():
-        tree.close()
+    failed = sum("us" not in row for row in rows.values())
     if failed:
-        raise SystemExit(f"{failed} of {failed + len(timed)} calls have no times")
+        raise SystemExit(f"{failed} of {len(rows)} calls have no times")
 
 
 if __name__ == "__main__":
