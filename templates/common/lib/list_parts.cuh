@@ -29,7 +29,6 @@ FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, 
 // the block gets it; a warp looks at one choice at a time.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     i32 longest = 0, all[2] = {0};  // tiles, and rows without any, of one owner
-#pragma unroll 1
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
         const i32 x = counts[i];
         longest = max_i32(longest, x), all[0] += x, all[1] += !x;
@@ -43,7 +42,6 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     for (i32 j = threadIdx.x / 32; j < CHOICES; j += THREADS / 32) {
         const i32 size = choice(p, longest, j);
         i32 rows = 0;
-#pragma unroll 4
         for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) rows += counts[i] && counts[i] <= size;
         rows = warp_sum(rows);
         if (threadIdx.x % 32 == 0 && (i64)p.owners * rows >= p.blocks)
@@ -56,7 +54,6 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     for (i32 j = threadIdx.x / 32; j < CHOICES; j += THREADS / 32) {
         const i32 size = choice(p, longest, j);
         i32 parts = 0, far_parts = 0, far_tiles = 0;
-#pragma unroll 2
         for (i32 i = threadIdx.x % 32; i < p.lists; i += 32) {
             const i32 x = counts[i], own = ceil_div(x, size);
             parts += own;
@@ -90,7 +87,6 @@ FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i3
     const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
     const i32 own = ceil_div(count, pieces);
     i32 sum[4] = {0};  // parts that come before, and all; then rows without tiles, likewise
-#pragma unroll 1
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
         const i32 x = counts[i], parts = parts_of(p, size, x);
         const i32 length = ceil_div(x, max_i32(parts, 1));
