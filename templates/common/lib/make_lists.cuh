@@ -183,7 +183,7 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     // Loaded before the sums of counts, so that the block waits once for both
     struct Marked marked = {};
     if (marks) marked = marked_at(line, own_thread / 32);
-    const struct Listing own = write_items(p, at, ranks);
+    const struct Listing own = write_items(p, at, ranks, counts_of(p, at.side), named_at(p, at));
     i32 *const to = p.tiles[at.side] + own.first;
     if (marks) return write_marked(p, line, marked, to);
 #if SEVERAL
