@@ -178,7 +178,7 @@ def _nothing_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Calls build what they run and nothing else, in their own thread; those marked `builds_ahead`
     are about what else is built."""
     if "builds_ahead" not in request.keywords:
-        monkeypatch.setattr("maskc.runtime.launch.ahead.start", lambda jobs: None)
+        monkeypatch.setattr("maskc.runtime.launch.ahead.start", lambda *jobs: None)
 
 
 @pytest.fixture

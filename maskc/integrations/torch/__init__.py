@@ -277,9 +277,10 @@ def _wanted(
     Raises:
         NoGradient: data require grad. BadOption: a number does.
     """
-    for name in ("scale", "softcap"):
-        if _is_trained(getattr(options, name)):
-            refuse("number", name, torch.compiler.is_compiling())
+    if not (options is DEFAULTS or options is WITH_LSE):
+        for name in ("scale", "softcap"):
+            if _is_trained(getattr(options, name)):
+                refuse("number", name, torch.compiler.is_compiling())
     is_needed = False
     for x in (q, k, v):
         if isinstance(x, torch.Tensor) and x.requires_grad:

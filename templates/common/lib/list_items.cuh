@@ -83,6 +83,7 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
+#pragma unroll 1
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of.live[list * of.live_step];
         sum[LIVE_ALL] += live;
