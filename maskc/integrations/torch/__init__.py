@@ -89,8 +89,8 @@ def through_torch(
     """
     q, k, v, options, data, _, _, _, _, _, _, _, order = call
     slopes, sinks = options.alibi_slopes, options.sink_logits
-    vectors = data if slopes is sinks is None else {
-        "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
+    by_head = slopes is not None or sinks is not None
+    vectors = {"alibi_slopes": slopes, "sink_logits": sinks, **data} if by_head else data
     sees, watched = _who_sees(q, k, v, options, vectors), False
     if sees is _OTHERS:
         q, k, v = cast_all(q, k, v, dtype)
@@ -115,7 +115,7 @@ def through_torch(
     packed, tensors = packed_call(options, data, as_operator=watched)
     if sees is _OTHERS:
         k, v = _tensor(k, "k"), _tensor(v, "v")
-    if vectors is not data:
+    if by_head:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
