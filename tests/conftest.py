@@ -133,8 +133,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _accepted_by_nvrtc() -> Iterator[None]:
-    """NVRTC reads what the emulator builds, too, see tests/support/ledger.py. What the host sends to
-    an emulated card ends with a page, so that a kernel which reads on crashes."""
+    """NVRTC reads what the emulator builds, too, see tests/support/ledger.py. What the host sends
+    to an emulated card ends with a page, so that a kernel which reads on crashes."""
     from maskc.testing.emulator import machine
     from tests.support.probe import fenced
 

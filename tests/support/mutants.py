@@ -52,7 +52,8 @@ SECONDS = 90
 WHOLE = 100
 """CPU seconds for all tests of a fault."""
 OPTIONS = ("-q", "-s", "--continue-on-collection-errors", "-p", "no:cacheprovider",
-           "-p", "no:xdist", "-p", "no:benchmark", "-W", "ignore::pytest.PytestAssertRewriteWarning",
+           "-p", "no:xdist", "-p", "no:benchmark",
+           "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of patterns
            "-m", "not gpu and not matrix")  # fmt: skip
 COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
           "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
