@@ -86,7 +86,7 @@ def test_entmax():
 
 
 def test_no_ids_behind_the_last_token_are_read():
-    """For rows of a tile that are no tokens; nothing lies behind what the host sends."""
+    """Rows of a tile may be no tokens; nothing lies behind what the host sends."""
     mask, ids = mc.documents("x") & mc.causal(), np.arange(72, dtype=np.int32) // 30
     attn, live = mask.compile(264, target="sm_80"), live_pairs(mask, 72, 72, {"x": ids})
     check(attn, given(72, 72, 264), live, {"x": ids})

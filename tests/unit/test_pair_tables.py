@@ -50,7 +50,7 @@ def test_whole_tiles_and_odd_rows(n_kv):
 
 @pytest.mark.usefixtures("device")
 def test_tiles_of_fewer_rows_than_keys():
-    """As the backward pass of heads of 128 has where the pairs are many."""
+    """The backward pass of heads of 128 has such tiles where pairs are many."""
     made = mc.causal().compile(128, dtype="bfloat16", target="sm_90a", score=ADDED)
     units = tuple(x for x in made.bundle.units if x.form != "small")
     bundle = replace(made.bundle, units=units)

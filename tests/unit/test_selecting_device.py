@@ -293,7 +293,7 @@ def test_both_passes(name, deterministic):
 
 
 def test_sequences_share_a_choice():
-    """Of scores that are the same for all of them."""
+    """The scores are the same for all of them."""
     attn = compiled(ALONE["pairs"][0](2), 64, heads=4)
     made_once, data = made(70, 130, batch=1), given("pairs", 70, 130)
     with nan_memory():
