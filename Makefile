@@ -69,6 +69,7 @@ matrix: $(STAMP)
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
 	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
+	$(BIN)/python docs/pattern_index.py --check --thorough
 
 # Run this after a kernel's source has changed. It adds the new source to the ledger, and lists anew which sources of
 # emulated tests NVRTC accepts.
