@@ -12,12 +12,14 @@ import pytest
 
 from tests.support import cover, mutants
 from tests.support.cover import (
+    DEAR,
     LIST,
     NIGHTLY,
     UNTRACED,
     Measured,
     by_target,
     chosen,
+    finders,
     implied,
     is_later,
     listed,
@@ -73,8 +75,20 @@ def test_cases_that_others_cover_run_at_night():
     assert implied(tests) == {"a.py::same[3]"}
     alone = {f"b.py::one[{i}]": Measured(1.0 + i, {line}) for i in range(3)}
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
+    dear = {f"{file}.py::{file}": Measured(DEAR + i, {line}) for i, file in enumerate("cde")}
+    assert implied(alone | dear) == {*dear, "b.py::one[1]", "b.py::one[2]"}
+    assert implied(dear, frozenset({"e.py::e"})) == {"c.py::c", "d.py::d"}
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
+
+
+def test_what_crashes_by_a_fault_finds_it():
+    table = "a.py: sign: x  ->  y  |  t.py::one[a b] crashes\nb.py: z  |  t.py::two hangs\n"
+    assert finders(table + "c.py: z  |  t.py::three\n") == {
+        "t.py::one[a b]",
+        "t.py::two",
+        "t.py::three",
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ def test_refused():
     monkeypatch.setattr(cover, "ROOT", tmp_path)
     cover._checked.cache_clear()
     names = [f"c.py::test_{name}" for name in ("one", "two", "also", "refused")]
-    tests = {name: Measured(1.0 + i, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
+    tests = {name: Measured(0.2 + i / 5, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
     assert implied(tests) == {names[1]}
     cover._checked.cache_clear()
 
