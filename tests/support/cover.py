@@ -47,8 +47,8 @@ UNTRACED = ("tests/unit/test_cpu_template.py", "tests/property/test_cpu_kernels.
 tests read of the repository."""
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
-DEAR = 1.5
-"""CPU seconds from which CI needs no case of a function."""
+DEAR = 1.0
+"""CPU seconds from which CI needs no case of a function, unless it is about random masks."""
 BUDGET = 110.0
 """CPU seconds for all others; the costs of collection and of cheap tests come on top."""
 
@@ -60,9 +60,13 @@ KNOW_TARGETS = tuple(
 """Places of the package whose lines may be right for one target and wrong for another."""
 _PART = re.compile(r"\w*|\(.*\)")
 """A feature, a switch or a mode of a build. Other texts that follow a target are kernel lines."""
-_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr")
+_IDLE = re.compile(
+    r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr|^template <|^\w+ \*?\w+;$|"
+    r"^const struct Attention &p, |^if \(0 && "
+)
 """Lines of kernels that do not count. One reads a constant or an array of a mask: the printer wrote
-it, and its own lines count. Others declare something, or begin a function that was not inlined."""
+it, and its own lines count. Others declare something, begin a function that was not inlined, or ask
+a condition that never holds."""
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
 
@@ -242,7 +246,8 @@ def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> s
         checks, file, function = property_of(name), name.partition("::")[0], name.partition("[")[0]
         finds = not kept.isdisjoint({name, function, file})
         stays = tests[name].seconds <= CHEAP or finds or name.startswith(UNTRACED)
-        others = cases[checks] > 1 or tests[name].seconds >= DEAR
+        dear = tests[name].seconds >= DEAR and not name.startswith("tests/property/")
+        others = cases[checks] > 1 or dear
         if not stays and others and all(times[place] > 1 for place in reaches[name]):
             covered.add(name)
             cases[checks] -= 1

@@ -78,6 +78,7 @@ def test_cases_that_others_cover_run_at_night():
     dear = {f"{file}.py::{file}": Measured(DEAR + i, {line}) for i, file in enumerate("cde")}
     assert implied(alone | dear) == {*dear, "b.py::one[1]", "b.py::one[2]"}
     assert implied(dear, frozenset({"e.py::e"})) == {"c.py::c", "d.py::d"}
+    assert implied({f"tests/property/{name}": test for name, test in dear.items()}) == set()
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
 
@@ -112,7 +113,8 @@ def test_what_counts_once_for_each_target(place, text, apart):
 
 def test_lines_that_print_a_mask_or_declare_something_do_not_count():
     idle = ("k <= q + m.c0;", "(void)m;", "[[maybe_unused]] constexpr bool PADDED = 0;",
-            "__device__ __forceinline__ i0 f(i0 x) {")  # fmt: skip
+            "__device__ __forceinline__ i0 f(i0 x) {", "template <class Side>", "i0 head;",
+            "const struct Attention &p, i0) {", "if (0 && ADDS && p.dslopes) {")  # fmt: skip
     assert by_target({("simt", line) for line in (*idle, "k <= q;")}) == {"k <= q;"}
 
 
