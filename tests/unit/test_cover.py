@@ -62,7 +62,7 @@ def test_cases_that_others_cover_run_at_night():
     line, other, target = ("maskc/plan/a.py", 1), ("maskc/plan/a.py", 2), ("cpu", "sinks")
     tests = {
         "a.py::same[1]": Measured(2.0, {line, other}),
-        "a.py::same[2]": Measured(1.0, {line, other}),
+        "a.py::same[2]": Measured(0.9, {line, other}),
         "a.py::same[3]": Measured(9.0, {line, ("a.py::same", 0, "3")}),
         "a.py::same[4]": Measured(0.1, {line}),
     }
@@ -71,9 +71,9 @@ def test_cases_that_others_cover_run_at_night():
     for whole in ("a.py::same", "a.py"):  # the table of faults names no case
         assert implied(tests, frozenset({whole})) == set()
     tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
-    tests["a.py::other"] = Measured(1.0, {target})
+    tests["a.py::other"] = Measured(0.9, {target})
     assert implied(tests) == {"a.py::same[3]"}
-    alone = {f"b.py::one[{i}]": Measured(1.0 + i, {line}) for i in range(3)}
+    alone = {f"b.py::one[{i}]": Measured(0.5 + i, {line}) for i in range(3)}
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
     dear = {f"{file}.py::{file}": Measured(DEAR + i, {line}) for i, file in enumerate("cde")}
     assert implied(alone | dear) == {*dear, "b.py::one[1]", "b.py::one[2]"}
