@@ -43,8 +43,8 @@ NIGHTLY = LIST.with_name("nightly.txt")
 """Cases that CI leaves to `make matrix`, likewise."""
 UNTRACED = ("tests/unit/test_cpu_template.py", "tests/property/test_cpu_kernels.py",
             "tests/unit/test_entmax.py", "tests/test_", "tests/messages/")  # fmt: skip
-"""How names of tests begin of which all cases run: nothing traces lines of C kernels, and what
-tests read of the repository."""
+"""Files, and beginnings of their names, whose cases all run: nothing traces lines of C kernels, nor
+the files of the repository that tests read."""
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
 DEAR = 1.0
