@@ -172,7 +172,8 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
         i32 *const kept = stash + threadIdx.x / p.line_threads * share;
         write_tiles(p, line, words, kept, share);
         wait_for(p, COUNTED, p.line_blocks);
-        const struct Listing own = write_items(p, at, ranks);
+        const struct Listing own =
+            write_items(p, at, ranks, counts_of(p, at.side), named_at(p, at));
         i32 *const to = p.tiles[at.side] + own.first;
         if (own.count > share) return write_tiles(p, line, words, to, own.count);
         for (i32 i = line_thread(p); i < own.count; i += p.line_threads) to[i] = kept[i];
@@ -182,7 +183,7 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     wait_for(p, COUNTED, p.line_blocks);
     // Loaded before the sums of counts, so that the block waits once for both
     const struct Marked marked = marked_at(line, line_thread(p) / 32);
-    const struct Listing own = write_items(p, at, ranks);
+    const struct Listing own = write_items(p, at, ranks, counts_of(p, at.side), named_at(p, at));
     write_marked(p, line, marked, p.tiles[at.side] + own.first);
 }
 
