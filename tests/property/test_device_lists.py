@@ -146,7 +146,8 @@ def drawn(name: str, rng: np.random.Generator, batch: int):
 
 
 @cache
-def attention(mask, interleaved):
+def attention(mask, interleaved, alone=False):
+    """A compiled mask; those whose heads do not share the cache have plans of their own."""
     if interleaved:
         return compiled(mask, mode=INTERLEAVED)
     return mask.compile(head_dim=64, target="sm_90a")
@@ -158,14 +159,22 @@ FEWER_QUERIES = 96
 
 @pytest.mark.parametrize("name", MASKS)
 @settings(max_examples=12)
-@given(seed=SEEDS, batch=st.integers(1, 3), way=st.sampled_from(["", "backward", INTERLEAVED]))
-def test_data(passes, name, seed, batch, way):
+@given(
+    seed=SEEDS, batch=st.integers(1, 3), way=st.sampled_from(["", "backward", INTERLEAVED]),
+    alone=st.booleans(),
+)  # fmt: skip
+def test_data(passes, name, seed, batch, way, alone):
+    """`alone`: keys of one head fill the cache, as long ones do."""
     rng = np.random.default_rng(seed)
     mask, data = MASKS[name], drawn(name, rng, batch)
     there = tuple(map(torch.tensor, data)) if isinstance(data, tuple) else torch.tensor(data)
     if name == "tables of heads" and seed % 2:  # the same entries, by columns
         there = there.mT.contiguous().mT
-    made = passes(attention(mask, way == INTERLEAVED), N, batch, {"x": there}, way == "backward")
+    attn = attention(mask, way == INTERLEAVED, alone)
+    with pytest.MonkeyPatch.context() as patch:
+        if alone:
+            patch.setattr(making, "heads_per_group", lambda *_: 1)
+        made = passes(attn, N, batch, {"x": there}, way == "backward")
     if way == INTERLEAVED:
         assert (made.numbers.tile[0] == FEWER_QUERIES) == (name != "tables of heads")
     live = mask.dense(N, x=data).reshape(-1, N, N)
