@@ -139,11 +139,11 @@ def attention(
     if others:
         raise ArgumentsByPlace("mc.attention", len(others), at="mask")
     if _RESERVED.isdisjoint(keywords):
-        return attend(q, k, v, mask, DEFAULTS, keywords)
+        return attend(AttentionCall(q, k, v, DEFAULTS, keywords), mask)
     options, data = CallOptions.read(keywords)
     score = data.pop("score", None)
     of_others = conventions.Keywords.taken(data) if data else None
-    return attend(q, k, v, mask, options, data, score, of_others)
+    return attend(AttentionCall(q, k, v, options, data), mask, score, of_others)
 
 
 _RESERVED = frozenset((*CallOptions._fields, *CONVENTIONS, "score"))
@@ -151,23 +151,23 @@ _RESERVED = frozenset((*CallOptions._fields, *CONVENTIONS, "score"))
 
 
 def attend(
-    q: Any, k: Any, v: Any, mask: object, options: CallOptions, data: dict[str, Any],
-    score: Score | None = None, of_others: conventions.Keywords | None = None,
+    call: AttentionCall, mask: object, score: Score | None = None,
+    of_others: conventions.Keywords | None = None,
 ) -> Any:  # fmt: skip
     """A call of `attention` with its keywords read.
 
     Args:
-        data: the mask's and the score's data and parameters.
         of_others: keywords of other libraries; None if all have their defaults.
     """
+    q, k = call.q, call.k
     refuse_proxy(q)
     if of_others is not None:
-        return _by_convention(q, k, v, mask, options, data, of_others, score)
+        return _by_convention(call, mask, of_others, score)
     if not isinstance(mask, Mask):
-        raise conventions.without_mask(mask, data)
+        raise conventions.without_mask(mask, call.data)
     torch = torch_of(q)
     _hint(torch, q, k)
-    return _attention(torch, _compiled, q, k, v, mask, options, data, score)
+    return _attention(torch, _compiled, mask, call, score)
 
 
 def _hint(torch: Any, q: Any, k: Any) -> None:
@@ -189,11 +189,11 @@ def _hint(torch: Any, q: Any, k: Any) -> None:
 
 
 def _attention(
-    torch: Any, find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
-    data: dict[str, Any], score: Score | None = None, order: Order | None = None,
-) -> Any:  # fmt: skip
+    torch: Any, find: Any, mask: Mask, call: AttentionCall, score: Score | None = None
+) -> Any:
     """The call of tensors [B, H, N, D], or in another order; `find` makes or finds the kernel of
     the mask; `torch` is what `torch_of` gives. Log-sum-exps are [B, H, N]."""
+    q, options = call.q, call.options
     watched = torch is not None and isinstance(q, torch.Tensor)
     if score is not None:
         score = as_score(score)
@@ -202,26 +202,24 @@ def _attention(
     )
     if watched and (several or q.dtype is torch.float8_e4m3fn):
         if score is None and not several:
-            return _scaled(find, torch, q, k, v, mask, options, data, order)
+            return _scaled(find, torch, mask, call)
         from maskc.runtime.autograd import is_traced
 
         watched = score is not None and is_traced(torch)
     if watched:
         import maskc.integrations.torch as with_torch  # takes less time than `from`
 
-        call = AttentionCall(q, k, v, options, data)
-        call = call if order is None else call._replace(order=order)
         return with_torch.attention(find, mask, call, score)
     eager = torch is not None and not torch.compiler.is_compiling()
     if eager and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
         from maskc.integrations.torch import cast_all
 
-        q, k, v = cast_all(q, k, v)
-    sizes, dtype, place = _kernel_of(q, v, order)
+        q, k, v = cast_all(*call[:3])
+        call = call._replace(q=q, k=k, v=v)
+    sizes, dtype, place = _kernel_of(q, call.v, call.order)
     if torch is not None and torch.jit.is_tracing():
         sizes = _counted(sizes)
     score_option = {} if score is None else {"score": score}
-    call = AttentionCall(q, k, v, options, data, order=order)
     return find(mask, *sizes, dtype, place, **score_option).attend(call)
 
 
@@ -246,34 +244,32 @@ def _counted(sizes: Sizes) -> Sizes:
     return dim, dim_v, heads
 
 
-def _scaled(
-    find: Any, torch: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
-    data: dict[str, Any], order: Order | None,
-) -> Any:  # fmt: skip
+def _scaled(find: Any, torch: Any, mask: Mask, call: AttentionCall) -> Any:
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
-    if order is not None:
-        q, k, v = map(order.heads_first, (q, k, v))
-        return order.with_out(_scaled(find, torch, q, k, v, mask, options, data, None))
+    if call.order is not None:
+        return call.order.with_out(_scaled(find, torch, mask, call.heads_first()))
     from maskc.runtime.device import default_target
     from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
+    q, k, v, options, given = call[:5]
+    data = dict(given)
     sizes, _, place = _kernel_of(q, v)
     if place[0] == "cuda" and default_target() == "sm_90a":
-        return find(mask, *sizes, E4M3, place).attend(AttentionCall(q, k, v, options, data))
+        return find(mask, *sizes, E4M3, place).attend(call)
     refuse_gradients(place[0], q, k, v, options, data)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
     q, k, v = multiplied_out(q, k, v, data, kind)
-    out = _attention(torch, find, q, k, v, mask, options, data)
+    out = _attention(torch, find, mask, AttentionCall(q, k, v, options, data))
     if isinstance(out, torch.Tensor):
         return out.to(torch.bfloat16)
     return out[0].to(torch.bfloat16), *out[1:]
 
 
 def _by_convention(
-    q: Any, k: Any, v: Any, mask: object, options: CallOptions, data: dict[str, Any],
-    keywords: conventions.Keywords, score: Score | None,
-) -> Any:  # fmt: skip
+    call: AttentionCall, mask: object, keywords: conventions.Keywords, score: Score | None
+) -> Any:
     """A call with keywords of other libraries, see `maskc.conventions`."""
+    q, k, v, options, data = call[:5]
     restricts = keywords.is_causal or keywords.window_size is not None
     if mask is None and (restricts or keywords.cu_seqlens_q is not None):
         mask = conventions.EVERYTHING
@@ -281,7 +277,7 @@ def _by_convention(
         raise conventions.without_mask(mask, data)
     layout = None if keywords.layout is None else layout_of(keywords.layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
-        return _attention(torch_of(q), _compiled, q, k, v, mask, options, data)
+        return _attention(torch_of(q), _compiled, mask, call)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
     if packed and layout == "bhsd":
         wanted = "left out for packed tokens [tokens, heads, D]"
@@ -295,19 +291,20 @@ def _by_convention(
     if layout is None and not packed:
         _hint(torch_of(q), q, k)
     if order is None or (order.fits(q) and order.fits(k) and order.fits(v)):
-        results = _in_order(q, k, v, mask, options, data, keywords, score, order)
+        in_order = AttentionCall(q, k, v, options, data, order=order)
+        results = _in_order(in_order, mask, keywords, score)
     else:
         q, k, v = (order.view(x, name) for x, name in zip((q, k, v), "qkv", strict=True))
-        results = _in_order(q, k, v, mask, options, data, keywords, score, None)
+        results = _in_order(AttentionCall(q, k, v, options, data), mask, keywords, score)
         results = order.with_out(results)
     return results if order is None else order.with_lse(results)
 
 
 def _in_order(
-    q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
-    keywords: conventions.Keywords, score: Score | None, order: Order | None,
-) -> Any:  # fmt: skip
+    call: AttentionCall, mask: Mask, keywords: conventions.Keywords, score: Score | None
+) -> Any:
     """A call of tensors in an order. Log-sum-exps are [B, H, N]."""
+    q, k, order, data = call.q, call.k, call.order, dict(call.data)
     if order is None:
         of_q, of_k = _shape(q, "q"), _shape(k, "k")
     else:
@@ -315,22 +312,18 @@ def _in_order(
     keywords.check_heads(of_q[1], of_k[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(of_q[2], of_k[2], masked, data)
-    if options.alibi_slopes is not None:
+    if call.options.alibi_slopes is not None:
         keywords.check_distances(to, of_q[2], of_k[2], "alibi_slopes")
     if score is not None:
         score = as_score(score)
         if by_length(score.formula.logit):
             keywords.check_distances(to, of_q[2], of_k[2], "score")
     find = partial(_restricted, to)
-    return _attention(torch_of(q), find, q, k, v, mask, options, data, score, order)
+    return _attention(torch_of(q), find, mask, call.with_data(data), score)
 
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:
-    """The shape of an array of four dimensions.
-
-    Raises:
-        WrongRank.
-    """
+    """The shape of an array of four dimensions."""
     from maskc.runtime.arrays.known import array_of
 
     shape: tuple[int, ...] = x.shape if hasattr(x, "shape") else array_of(x, name).shape

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
 from maskc.core.tensors import refuse_masked, torch_of
@@ -111,11 +112,7 @@ class Keywords(NamedTuple):
         return cls(**own_keywords) if own_keywords else None
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
-        """Raise an error for grouped heads with enable_gqa=False.
-
-        Raises:
-            BadOption.
-        """
+        """Raise an error for grouped heads with enable_gqa=False."""
         if self.enable_gqa is False and heads != heads_kv:
             wanted = f"True, as q has {heads} heads and k {heads_kv}"
             raise BadOption("enable_gqa", wanted, False, at="enable_gqa")
@@ -152,9 +149,6 @@ class Keywords(NamedTuple):
             to: the restriction by these keywords.
             n_q: queries; n_kv: keys.
             name: what computes with distances.
-
-        Raises:
-            BadOption.
         """
         pairs = (self.cu_seqlens_q, self.cu_seqlens_k), (
             self.cu_seqlens_q_padded, self.cu_seqlens_k_padded
@@ -296,7 +290,7 @@ def _check_ends(name: str, ends: Any, tokens: int, max_seqlen: Any = None) -> No
     if len(shape) != 1 or shape[0] == 0:
         raise DataShape(name, shape, "[documents + 1]", at=name)
     if "int" not in str(ends.dtype):
-        raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
+        raise DataType(name, dtype_name(ends), "integers", at=name)
     checked = os.environ.get("MASKC_CHECK") == "1"
     if _on_host(ends) or (checked and _on_gpu(ends)):
         host = to_host(ends, name)
@@ -336,11 +330,7 @@ class _Places(NamedTuple):
 
 
 def _alike(name: str, x: Any, like: Any) -> None:
-    """Refuse an array of another library, shape or device than cu_seqlens_q has.
-
-    Raises:
-        BadOption.
-    """
+    """Refuse an array of another library, shape or device than cu_seqlens_q has."""
     library = type(like).__module__.partition(".")[0]
     if type(x).__module__.partition(".")[0] != library or tuple(x.shape) != tuple(like.shape):
         wanted = f"{library} integers {list(like.shape)}, as cu_seqlens_q is"

@@ -379,11 +379,7 @@ def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bund
 
 
 def _check_below_0(held: Held) -> None:
-    """Refuse formulas whose indices below 0 may decide: a module does not look for such pairs.
-
-    Raises:
-        DataRange.
-    """
+    """Refuse formulas whose indices below 0 may decide: a module does not look for such pairs."""
     from maskc.ir.simplify import simplify
     from maskc.layout import below_0
 

@@ -10,68 +10,11 @@ Results are frozen values with `to_json` and `from_json`. Importing this loads n
 
 import sys
 
-from maskc.lab.evaluate import (
-    FAMILIES,
-    Candidate,
-    Evaluated,
-    Evaluation,
-    InformationLoss,
-    Inputs,
-    Interval,
-    LayerLoss,
-    LayerTensors,
-    Perplexity,
-    Recipe,
-    Retrieval,
-    Solved,
-    Task,
-    Tensors,
-    Trained,
-    ablations,
-    at_budget,
-    capture,
-    evaluate,
-    information_loss,
-    load,
-    losses,
-    permuted,
-    read_npz,
-    tensors,
-    train,
-)
+from maskc.lab.evaluate import *  # noqa: F403 - its __all__
+from maskc.lab.evaluate import __all__ as __all__
 from maskc.lab.evaluate import matrices as matrices
 from maskc.lab.evaluate import statistics as statistics
 from maskc.lab.evaluate import texts as texts
-
-__all__ = [
-    "FAMILIES",
-    "Candidate",
-    "Evaluated",
-    "Evaluation",
-    "InformationLoss",
-    "Inputs",
-    "Interval",
-    "LayerLoss",
-    "LayerTensors",
-    "Perplexity",
-    "Recipe",
-    "Retrieval",
-    "Solved",
-    "Task",
-    "Tensors",
-    "Trained",
-    "ablations",
-    "at_budget",
-    "capture",
-    "evaluate",
-    "information_loss",
-    "load",
-    "losses",
-    "permuted",
-    "read_npz",
-    "tensors",
-    "train",
-]
 
 # Programs also import from these files by name.
 for _file in ("ablations", "matrices", "statistics", "tensors", "texts"):

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, NotAMask
 from maskc.core.recorders import refuse_proxy, unscripted
+from maskc.core.score import capped
 from maskc.core.source import caller, outside
-from maskc.dsl.combinators import causal, full
+from maskc.core.tensors import torch_of
+from maskc.dsl.combinators import full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
-from maskc.dsl.slots import emptied
 from maskc.runtime.autograd import is_compiling
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
-_causal: WeakKeyDictionary[Mask, tuple[object, bool, bool]] = WeakKeyDictionary()
-"""Content that a mask captured, and whether the mask is causal, aligned at the first tokens and at
-the last. The keys are masks."""
 _FULL = full()
 _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""
@@ -82,10 +83,10 @@ def flex_attention(
     result = _traced(call) if is_compiling(query) else _attention(*call)
     if return_aux is None:
         return result
-    from maskc.integrations import score_mods
+    from maskc.integrations.torch import aux_output
 
     out, lse = result if return_lse else (result, None)
-    return out, score_mods.aux_output(lse)
+    return out, aux_output(lse)
 
 
 def _attention(
@@ -99,13 +100,68 @@ def _attention(
         sizes, of_q = sizes_of(block_mask), query.shape
         check_sizes(sizes, of_q[0], of_q[1], of_q[2], key.shape[2])
     check_heads(query.shape[1], key.shape[1], enable_gqa)
-    options: dict[str, Any] = {"scale": scale}
-    shift = None
-    if score_mod is not None:
-        options, shift = _with_score_mod(score_mod, query, key.shape[2], mask, scale)
+    if score_mod is None:
+        return attention(query, key, value, mask, return_lse=return_lse, scale=scale)
+    rules = formula_or_numbers(score_mod)
+    return _with_rules(query, key, value, mask, scale, return_lse, rules)
+
+
+Rules = tuple[Score | None, float | None, float, float]
+"""A score_mod as a formula, or as a soft-cap, a factor of the scale and a number that is added."""
+
+
+def formula_or_numbers(score_mod: Any) -> Rules:
+    """Read a score_mod.
+
+    Raises:
+        As `from_score_mod`.
+    """
+    mark = _numbers_of(score_mod)
+    if mark is not None and mark in _RULES:
+        return _RULES[mark]
+    score = from_score_mod(score_mod)
+    numbers = None if score.mask is not None else capped(score.formula.logit)
+    if numbers is None:
+        return score, None, 1.0, 0.0
+    if mark is not None and len(_RULES) < _MOST_RULES:
+        _RULES[mark] = (None, *numbers)
+    return None, *numbers
+
+
+_RULES: dict[object, Rules] = {}
+"""Results for score_mods that compute with numbers alone: tracing one takes up to a millisecond."""
+_MOST_RULES = 256
+
+
+def _numbers_of(function: Any) -> object:
+    """The code of a function and the numbers that it captured; None if it reads anything else,
+    modules aside, which may be another thing in the next call."""
+    if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
+        return None
+    code, known = function.__code__, function.__globals__
+    if any(type(x) is CodeType for x in code.co_consts):
+        return None
+    # names that are no globals are builtins, or attributes
+    values = [known[x] for x in code.co_names if type(known.get(x, sys)) is not ModuleType]
+    try:
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a variable without a value, which the trace reports
+        return None
+    return (code, *values) if all(type(x) in (int, float) for x in values) else None
+
+
+def _with_rules(
+    query: Any, key: Any, value: Any, mask: Any, scale: float | None, return_lse: bool,
+    rules: Rules,
+) -> Any:  # fmt: skip
+    """The call with a score_mod that was read."""
+    score, softcap, factor, shift = rules
+    if factor != 1:
+        scale = (query.shape[3] ** -0.5 if scale is None else scale) * factor
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "score": score}
     result = attention(query, key, value, mask, return_lse=return_lse, **options)
-    if shift is not None and return_lse:
-        result = result[0], result[1] + shift[None, :, None]
+    if shift != 0 and return_lse:
+        result = result[0], result[1] + shift
     return result
 
 
@@ -118,7 +174,7 @@ def _traced(call: tuple[Any, ...]) -> Any:
     if not (making.has_place(block_mask) and making.has_place(score_mod)):
         return making.uncompiled(_attention, *call)
     check_dimensions(query.dim(), value.dim())
-    batch, heads, n_q, dim = query.shape
+    batch, heads, n_q, _ = query.shape
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
         mask = making.made(mask_of_block_mask, block_mask)
@@ -128,58 +184,21 @@ def _traced(call: tuple[Any, ...]) -> Any:
             making.checked(check_sizes, sizes, *map(index, (batch, heads, n_q, key.shape[2])))
     if not enable_gqa and heads != key.shape[1]:
         making.checked(check_heads, *map(index, (heads, key.shape[1])), False)
-    options: dict[str, Any] = {"scale": scale}
-    shift = 0.0
-    if score_mod is not None:
-        score, softcap, factor, shift = making.made_of_function(
-            numbers_or_formula, score_mod, heads
-        )
-        if factor != 1:
-            scale = (dim**-0.5 if scale is None else scale) * factor
-        options = {"scale": scale, "softcap": softcap, "score": score}
-    result = attention(query, key, value, mask, return_lse=return_lse, **options)
-    if shift != 0 and return_lse:
-        result = result[0], result[1] + shift
-    return result
-
-
-def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None, float, float]:
-    """Convert a score_mod to (soft-cap, factor, shift), or to a formula if these are not enough.
-
-    Args:
-        query: [B, Hq, Nq, D], of any content.
-
-    Raises:
-        As `from_score_mod`.
-    """
-    from maskc.integrations import score_mods
-
-    try:
-        options = score_mods.score_options(score_mod, query)
-    except score_mods.NoOption:
-        return from_score_mod(score_mod)
-    if options.slopes is None and isinstance(options.shift, (int, float)):
-        return options.softcap, options.factor, float(options.shift)
-    return from_score_mod(score_mod)
+    if score_mod is None:
+        return attention(query, key, value, mask, return_lse=return_lse, scale=scale)
+    rules = making.made_of_function(formula_or_numbers, score_mod)
+    return _with_rules(query, key, value, mask, scale, return_lse, rules)
 
 
 def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
-    """Raise an error for grouped heads without enable_gqa.
-
-    Raises:
-        BadOption.
-    """
+    """Raise an error for grouped heads without enable_gqa."""
     if not enable_gqa and of_q != of_k:
         wanted = f"True, as query has {of_q} heads and key {of_k}"
         raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
 
 
 def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
-    """Whether an AuxRequest requests the log-sum-exp.
-
-    Raises:
-        BadOption.
-    """
+    """Whether an AuxRequest requests the log-sum-exp."""
     if return_lse:
         raise BadOption("return_lse", "left out with return_aux", return_lse, at="return_lse")
     lse, most = (getattr(return_aux, name, None) for name in ("lse", "max_scores"))
@@ -187,54 +206,6 @@ def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
         wanted = "AuxRequest(lse=True): maskc computes no max_scores"
         raise BadOption("return_aux", wanted, return_aux, at="return_aux")
     return bool(lse)
-
-
-def _with_score_mod(
-    score_mod: Any, query: Any, n_kv: int, mask: Mask, scale: float | None
-) -> tuple[dict[str, Any], Any]:
-    """(options of `attention`, what to add to the log-sum-exp of each head or None).
-
-    FlexAttention counts queries from the first token, and ALiBi of maskc from where the last query
-    meets the last key: that moves all scores of a row, so only its log-sum-exp changes.
-
-    Raises:
-        As `from_score_mod`.
-    """
-    from maskc.integrations import score_mods
-
-    try:
-        read_options = score_mods.score_options(score_mod, query)
-    except score_mods.NoOption:
-        return {"scale": scale, "score": from_score_mod(score_mod)}, None
-    options: dict[str, Any] = {"softcap": read_options.softcap, "scale": scale}
-    if read_options.factor != 1:
-        options["scale"] = (
-            query.shape[-1] ** -0.5 if scale is None else scale
-        ) * read_options.factor
-    shift = read_options.shift
-    if read_options.slopes is not None:
-        late = n_kv - query.shape[2]
-        if read_options.offset is None and _is_causal(mask, late):
-            shift = shift + read_options.slopes * late
-        elif read_options.offset != late:  # another distance than that of maskc's ALiBi
-            return {"scale": scale, "score": from_score_mod(score_mod)}, None
-        options["alibi_slopes"] = score_mods.per_head(read_options.slopes, query)
-    if isinstance(shift, (int, float)) and shift == 0:
-        return options, None
-    return options, score_mods.per_head(shift, query)
-
-
-def _is_causal(mask: Mask, late: int) -> bool:
-    """Whether every key is at most `late` tokens behind its query, and `late` is not negative."""
-    held = emptied(mask)[1]
-    content = None if held is None else held.now()
-    known = _causal.get(mask)
-    if known is None or known[0] is not content:
-        known = _causal[mask] = (
-            content, mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
-        )  # fmt: skip
-    _, from_start, from_end = known
-    return from_end or (from_start and late >= 0)
 
 
 def mask_of_block_mask(block_mask: Any) -> Mask:
@@ -255,11 +226,19 @@ def mask_of_block_mask(block_mask: Any) -> Mask:
     if known is None or known[0] != mark:
         if callable(block_mask) or not hasattr(block_mask, "kv_num_blocks"):
             raise _refused(block_mask)
-        from maskc.integrations import score_mods
-
-        with score_mods.outside_of_modes(block_mask.kv_num_blocks):
+        with _outside_of_modes(block_mask.kv_num_blocks):
             known = _known[block_mask] = mark, from_block_mask(block_mask)
     return known[1]
+
+
+def _outside_of_modes(x: Any) -> AbstractContextManager[object]:
+    """While it lasts, contents of tensors like x are read as they are: a mode of dispatch, as
+    torch.export's, would answer with a tensor that has none."""
+    torch = torch_of(x)
+    if torch is None or not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    disabled: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
+    return disabled
 
 
 def _refused(given: object) -> NotAMask:
@@ -281,9 +260,6 @@ def check_sizes(
 
     Args:
         sizes: as of `sizes_of`; the others are the call's.
-
-    Raises:
-        BadShape.
     """
     made, front = sizes
     call, wanted = (n_q, n_kv), (batch, heads)

@@ -20,7 +20,7 @@ except ImportError as error:
 
 from maskc.api import attend, attention
 from maskc.conventions import Keywords
-from maskc.core.attention_call import CallOptions
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.recorders import refuse_proxy, unscripted
@@ -155,7 +155,7 @@ class Attention(torch.nn.Module):
             data.pop("return_selection", False), data.pop("indexer_loss", False),
         )  # fmt: skip
         of_others = Keywords.taken(data) if data else None
-        return attend(q, k, v, self.mask, options, data, self.score, of_others)
+        return attend(AttentionCall(q, k, v, options, data), self.mask, self.score, of_others)
 
     def extra_repr(self) -> str:
         """Return the mask, and the options that differ from plain attention, as text."""

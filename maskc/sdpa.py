@@ -8,7 +8,8 @@ from typing import Any
 
 from maskc.api import attend, attention
 from maskc.conventions import Keywords
-from maskc.core.attention_call import CallOptions
+from maskc.core.attention_call import AttentionCall, CallOptions
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
 from maskc.core.recorders import refuse_proxy, unscripted
 from maskc.dsl.combinators import causal, full
@@ -81,7 +82,7 @@ def scaled_dot_product_attention(
         mask, score, data = _meaning(attn_mask, front, (q.shape[1], q.shape[2], k.shape[2]))
     options = CallOptions(scale=scale, dropout_p=dropout_p)
     causal = Keywords(is_causal, layout="bhsd")
-    out = attend(q, k, v, mask, options, data, score, causal)
+    out = attend(AttentionCall(q, k, v, options, data), mask, score, causal)
     if len(front) == 1:
         return out
     if query.ndim == key.ndim == value.ndim == 2:
@@ -104,7 +105,7 @@ def _meaning(
     if type(attn_mask).__name__ == "CausalBias":
         _check_mask((attn_mask.seq_len_q, attn_mask.seq_len_kv), (*front, *last))
         return _CAUSAL[attn_mask.variant.name], None, {}
-    dtype = str(getattr(attn_mask, "dtype", "")).rpartition(".")[2]
+    dtype = dtype_name(attn_mask)
     if not dtype.startswith(("bool", "float", "bfloat")):
         raise not_an_attn_mask(attn_mask)
     given = _mask_in_four(attn_mask, front, last)
@@ -126,11 +127,7 @@ def _is_plain(q: Any, k: Any, v: Any) -> bool:
 
 
 def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[Any, ...]:
-    """(dimensions in front of the heads, q, k, v), the tensors being [B, H, N, D].
-
-    Raises:
-        BadShape, BadOption, HeadsDoNotDivide.
-    """
+    """(dimensions in front of the heads, q, k, v), the tensors being [B, H, N, D]."""
     shapes = []
     for name, x in zip(_ROLES, tensors, strict=True):
         if not hasattr(x, "shape"):
@@ -227,11 +224,7 @@ def _mask_in_four(attn_mask: Any, front: tuple[int, ...], last: tuple[int, int, 
 
 
 def _check_mask(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Refuse a mask that does not broadcast to the scores.
-
-    Raises:
-        BadShape.
-    """
+    """Refuse a mask that does not broadcast to the scores."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if not 1 <= len(shape) <= len(wanted) or any(a != b and a != 1 for a, b in pairs):
         raise BadShape(_NAME, shape, f"one that broadcasts to {list(wanted)}", at=_NAME)

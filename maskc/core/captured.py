@@ -437,11 +437,7 @@ class Reading:
 
 
 def check_lengths(made: Lengths, n_q: int, n_kv: int, at: SourceLoc | None) -> None:
-    """Raise an error for other lengths than those of a mask.
-
-    Raises:
-        DataShape.
-    """
+    """Raise an error for other lengths than those of a mask."""
     lengths = tuple("any" if size is None else size for size in made)
     if any(size not in (None, n) for size, n in zip(made, (n_q, n_kv), strict=True)):
         what = f"({n_q}, {n_kv}), the queries and keys of the call"

@@ -50,6 +50,11 @@ class DType(Enum):
         return DType[text]
 
 
+def dtype_name(x: object) -> str:
+    """The name of the dtype of an array of any library; empty for anything else."""
+    return str(getattr(x, "dtype", "")).rpartition(".")[2]
+
+
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 E4M3 = DType.float8_e4m3fn.value

@@ -115,7 +115,7 @@ class _Inlining:
                     yield line
                 continue
             if word.startswith("#if"):
-                asked = self._value(word[3:]) if word[3:4] in (" ", "(", "!") else None
+                asked, line = self._settled(word, line)
                 branches.append(_Branch(asked is not None, asked is not False, asked is True))
                 open_branch = branches[-1]
             elif word.startswith(("#elif", "#else", "#endif")):
@@ -139,6 +139,18 @@ class _Inlining:
         if asked is None:
             raise ValueError(f"{file}: {word}: the branches before it are decided, it is not")
         return _Branch(True, asked and not branch.taken, asked or branch.taken)
+
+    def _settled(self, word: str, line: str) -> tuple[bool | None, str]:
+        """Return the value of an `#if`, or None and its line without first terms that hold."""
+        if word[3:4] not in (" ", "(", "!"):
+            return None, line  # #ifdef
+        first, _, rest = word[3:].partition("&&")
+        if not rest or set(first) & {"(", "|"}:
+            return self._value(word[3:]), line
+        if not (holds := self._value(first)):
+            return holds, line
+        line = f"#if {rest.strip()}"
+        return self._settled(line, line)
 
     def _value(self, condition: str) -> bool | None:
         """Return the value of a condition, or None if the config header alone cannot tell."""

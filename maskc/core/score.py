@@ -288,6 +288,45 @@ def cap(logit: Real) -> tuple[Real, Real] | None:
     return None if inner is None else (outer[0], inner[0])
 
 
+def capped(logit: Real) -> tuple[float | None, float, float] | None:
+    """Return (cap, factor, shift) of a formula cap * tanh(factor * s / cap) + shift of literals, or
+    (None, factor, shift) of factor * s + shift; None of any other."""
+
+    def line(node: Real, of: Callable[[Real], bool]) -> tuple[float, float] | None:
+        """(a, b) of a formula a * x + b, where `of` accepts x."""
+        if of(node):
+            return 1.0, 0.0
+        if isinstance(node, Number):
+            return 0.0, node.value
+        if not isinstance(node, Call):
+            return None
+        lines = [line(arg, of) for arg in node.args]
+        match node.function, lines:
+            case "neg", [(a, b)]:
+                return -a, -b
+            case "add", [(a, b), (c, d)]:
+                return a + c, b + d
+            case "sub", [(a, b), (c, d)]:
+                return a - c, b - d
+            case "mul", [(a, b), (0.0, d)]:
+                return a * d, b * d
+            case "mul", [(0.0, b), (c, d)]:
+                return b * c, b * d
+            case "div", [(a, b), (0.0, d)] if d:
+                return a / d, b / d
+        return None
+
+    tanh = next((x for x in walk(logit) if isinstance(x, Call) and x.function == "tanh"), None)
+    inner = line(tanh.args[0] if tanh else logit, lambda x: isinstance(x, Score))
+    outer = line(logit, lambda x: x == tanh) if tanh else (1.0, 0.0)
+    if inner is None or outer is None or not all(map(math.isfinite, inner + outer)):
+        return None
+    (rate, inside), (height, shift) = inner, outer
+    if tanh is None:
+        return (None, rate, inside) if rate else None
+    return (height, height * rate, shift) if height > 0 and rate and not inside else None
+
+
 FAR = 2.0**20
 """Logits from here on are far from 0: in fp32 they have no digits left for weights."""
 

@@ -202,11 +202,7 @@ class Target:
             raise self.no_such_dims(problem)
 
     def _check_fp8(self, problem: Problem, direction: Direction) -> None:
-        """Raise an error for problems without E4M3 kernels.
-
-        Raises:
-            TargetNotBuilt, HeadDimUnsupported.
-        """
+        """Raise an error for problems without E4M3 kernels."""
         what = direction.value if direction is Direction.backward else ""
         what = what or ("score" if problem.score is not None else "dropout" * problem.dropout)
         if what:

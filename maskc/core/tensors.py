@@ -123,9 +123,6 @@ def refuse_masked(x: object, name: str, at: SourceLoc | str | None = None) -> No
         x: any object.
         name: what it is in the message.
         at: the place; None: the argument of that name.
-
-    Raises:
-        MaskedValues.
     """
     if isinstance(x, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(x).sum())):
         raise MaskedValues(name, masked, at=name if at is None else at)

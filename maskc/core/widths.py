@@ -12,6 +12,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from maskc.core import expr as E
+from maskc.core.evaluator import Env, Evaluator
 from maskc.core.expr import Expr
 from maskc.core.expr_text import compared, nonnegative
 
@@ -123,26 +124,22 @@ class _Bound(NamedTuple):
         return all(get(term, 0) >= factor for term, factor in other.terms.items())
 
 
+class _Numbers(Evaluator):
+    """Python's integers; an array has one number."""
+
+    def extreme(self, least: bool, values: list[Any]) -> Any:
+        return min(values) if least else max(values)
+
+    def element(self, array: str, index: tuple[Any, ...], env: Env) -> Any:
+        return env[array]
+
+
+_NUMBERS = _Numbers()
+
+
 def number(expr: Expr, values: Mapping[str, int]) -> int:
     """The exact value of a formula; the value of an array is the one of its name in `values`."""
-    match expr:
-        case E.Sum(constant, terms):
-            return constant + sum(c * number(t, values) for c, t in terms)
-        case E.Sym(name):
-            return values[name]
-        case E.Param(name, default):
-            return values.get(name, default)
-        case E.FloorDiv(num, den):
-            return number(num, values) // den
-        case E.Mod(num, den):
-            return number(num, values) % den
-        case E.Min(args):
-            return min(number(arg, values) for arg in args)
-        case E.Max(args):
-            return max(number(arg, values) for arg in args)
-        case E.Load(array):
-            return values[array]
-    raise TypeError(f"not an integer formula: {expr!r}")
+    return int(_NUMBERS.value(expr, values))
 
 
 def lowest(expr: Expr) -> Expr:

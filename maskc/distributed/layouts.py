@@ -247,11 +247,7 @@ _EACH_ONCE = "give every token of the sequence once: which one lies in each slot
 
 
 def _slots_of_ranks(given: Any, n: int, ranks: int, name: str) -> list[np.ndarray]:
-    """The tokens of each rank in its order, int64 [tokens] each.
-
-    Raises:
-        LayoutPositions.
-    """
+    """The tokens of each rank in its order, int64 [tokens] each."""
     parts = _ragged(given, ranks, name)
     if parts is not None:
         return parts
@@ -269,11 +265,7 @@ def _slots_of_ranks(given: Any, n: int, ranks: int, name: str) -> list[np.ndarra
 
 
 def _ragged(given: Any, ranks: int, name: str) -> list[np.ndarray] | None:
-    """The arrays of a list of one for each rank; None if it is an array or a list of integers.
-
-    Raises:
-        LayoutPositions.
-    """
+    """The arrays of a list of one for each rank; None if it is an array or a list of integers."""
     if not isinstance(given, (list, tuple)) or not any(_has_items(part) for part in given):
         return None
     if len(given) != ranks:
@@ -292,11 +284,7 @@ def _has_items(part: Any) -> bool:
 
 
 def _integers(given: Any, name: str) -> np.ndarray:
-    """An array of integers as int64, of the same shape.
-
-    Raises:
-        LayoutPositions.
-    """
+    """An array of integers as int64, of the same shape."""
     try:
         array = to_host(given, name)
     except MaskcError:

@@ -616,11 +616,7 @@ def _held(mask: Mask) -> Held | None:
 
 
 def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
-    """Refuse data that no mask reads.
-
-    Raises:
-        PlanData.
-    """
+    """Refuse data that no mask reads."""
     asked = tuple(masks)
     known = {name for mask in asked for name in _names(mask)}
     for name in data:

@@ -19,6 +19,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import ScoreNotTraceable
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
@@ -620,7 +621,7 @@ ScoreRows.__getitem__ = or_tabled(  # type: ignore[method-assign]
 
 def read_array(array: Any, index: list[Expr]) -> Term:
     """Read an entry of a captured array."""
-    kind = str(array.dtype).rpartition(".")[2]
+    kind = dtype_name(array)
     integer = kind.startswith(("int", "uint", "bool"))
     if not integer and not kind.startswith(("float", "bfloat")):
         refuse(f"it reads a table of {kind}", "tables hold real numbers or integers")

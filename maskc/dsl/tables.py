@@ -17,6 +17,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.captured import Captured, Computed
 from maskc.core.data import DataDecl, constant
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BatchUsed, NeedsLengths, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import SourceLoc, caller
@@ -186,7 +187,7 @@ def element(array: Any, index: list[Expr]) -> Expr:
         NotTraceable: the array holds something else than integers and booleans (MC107).
         BatchUsed: the index computes with b (MC108).
     """
-    kind = str(array.dtype).rpartition(".")[2]
+    kind = dtype_name(array)
     if kind != "bool" and not kind.startswith(("int", "uint")):
         what = f"a captured array holds {kind}, which a mask cannot compare exactly"
         _refuse(f"{what}: make integers of it, as .long() does")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from maskc.api import attention
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadOption
 from maskc.distributed import Plan, plan, zigzag
 from maskc.distributed import attention as shared_attention
@@ -254,7 +255,7 @@ class DotProductAttention(nn.Module):
                 wanted += " with context parallelism"
                 raise BadOption(name, wanted, value_of, at=name)
         sizes = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
-        dtype = str(query.dtype).removeprefix("torch.")
+        dtype = dtype_name(query)
         if packed is None:
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             made = _zigzag(mask, len(query) * ranks, ranks, sizes, dtype, q.shape[0])

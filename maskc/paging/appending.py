@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadPages
 from maskc.core.tensors import torch_of
 from maskc.runtime.paged_launch import FLOAT_CODES
-from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
+from maskc.runtime.paged_rows import Rotary, is_e4m3
 
 if TYPE_CHECKING:
     from maskc.paging.paged_plan import PagedPlan
@@ -31,9 +32,9 @@ def slots_of(plan: PagedPlan | None, slots: Any, k: Any, rotary: Any) -> tuple[A
     if not hasattr(slots, "shape"):
         kind = type(slots).__name__
         raise BadPages("slots", "an int64 array of one dimension", kind, at="slots")
-    if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
+    if dtype_name(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
         wanted = f"int64 of one dimension on {place[1]}, as k"
-        kind = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
+        kind = f"{dtype_name(slots)} of shape {list(slots.shape)} on {place[0]}"
         raise BadPages("slots", wanted, kind, at="slots")
     if torch_of(slots) is not None:
         slots = slots.contiguous()
@@ -55,15 +56,15 @@ def check_rows(
         if len(x.shape) != 3 or tuple(x.shape[:2]) != (tokens, count):
             wanted = f"of shape [{tokens}, {count}, head_dim]"
             raise BadPages(name, wanted, list(x.shape), at=name)
-        if dtype_of(x) != dtype_of(k) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
+        if dtype_name(x) != dtype_name(k) or dtype_name(x) not in FLOAT_CODES or is_e4m3(x):
             wanted = "of dtype float32, bfloat16 or float16, all alike"
-            raise BadPages(name, wanted, dtype_of(x), at=name)
+            raise BadPages(name, wanted, dtype_name(x), at=name)
     for name, pool, x in (("k_pool", k_pool, k), ("v_pool", v_pool, v)):
         if pool.shape[3] != x.shape[2]:
             wanted = f"of rows of {x.shape[2]} elements, as those that go there"
             raise BadPages(name, wanted, pool.shape[3], at=name)
-        if not in_e4m3 and dtype_of(pool) != dtype_of(x):
-            raise BadPages(name, f"of dtype {dtype_of(x)}, as k", dtype_of(pool), at=name)
+        if not in_e4m3 and dtype_name(pool) != dtype_name(x):
+            raise BadPages(name, f"of dtype {dtype_name(x)}, as k", dtype_name(pool), at=name)
     for name, x in (("q", q), ("k", k), ("v", v), ("k_pool", k_pool), ("v_pool", v_pool)):
         if x is not None and torch_of(x) is not None and x.stride(-1) != 1 < x.shape[-1]:
             wanted = "with elements of a row next to each other"
@@ -86,9 +87,9 @@ def checked_rotary(rotary: tuple[Any, Any], interleaved: bool, k: Any) -> Rotary
         raise BadPages("rotary", wanted, f"shapes {shapes}", at="rotary")
     for x in pair:
         device = getattr(x, "device", None), getattr(k, "device", None)
-        if dtype_of(x) != dtype_of(cosine) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
+        if dtype_name(x) != dtype_name(cosine) or dtype_name(x) not in FLOAT_CODES or is_e4m3(x):
             wanted = "of dtype float32, bfloat16 or float16, both alike"
-            raise BadPages("rotary", wanted, dtype_of(x), at="rotary")
+            raise BadPages("rotary", wanted, dtype_name(x), at="rotary")
         if device[0] != device[1]:
             raise BadPages("rotary", f"on {device[1]}, as k", device[0], at="rotary")
     if torch_of(cosine) is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.attention_call import CallOptions
-from maskc.core.dtypes import E4M3, DType
+from maskc.core.dtypes import E4M3, DType, dtype_name
 from maskc.core.errors import BadPages, NotPaged, TargetNotBuilt
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
@@ -35,7 +35,7 @@ from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import TABLES
 from maskc.runtime.paged_launch import FLOAT_CODES, PageKernels, page_kernels
-from maskc.runtime.paged_rows import dtype_of, is_e4m3
+from maskc.runtime.paged_rows import is_e4m3
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -345,8 +345,8 @@ class PagedAttention:
         """Raise BadPages for memory that out does not fit."""
         plan.check_library({"out": out})
         check_shape(out, (plan.tokens, self.heads[0], v_pool.shape[-1]), "out")
-        if dtype_of(out) != dtype_of(q):
-            raise BadPages("out", f"of dtype {dtype_of(q)}, as q", dtype_of(out), at="out")
+        if dtype_name(out) != dtype_name(q):
+            raise BadPages("out", f"of dtype {dtype_name(q)}, as q", dtype_name(out), at="out")
         if torch_of(out) is not None:
             if out.device != q.device:
                 raise BadPages("out", f"on {q.device}, as q", out.device, at="out")
@@ -480,8 +480,8 @@ class PagedAttention:
             TargetNotBuilt: a gradient is wanted (MC503).
         """
         q = tensors["q"]
-        if dtype_of(q) not in FLOAT_CODES or is_e4m3(q):
-            raise BadPages("q", "of dtype float32, bfloat16 or float16", dtype_of(q), at="q")
+        if dtype_name(q) not in FLOAT_CODES or is_e4m3(q):
+            raise BadPages("q", "of dtype float32, bfloat16 or float16", dtype_name(q), at="q")
         self._refuse_gradients(tensors)
 
     def _refuse_gradients(self, tensors: Mapping[str, Any]) -> None:

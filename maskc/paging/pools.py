@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import BadPages
 from maskc.paging.plan_memory import PlanMemory, check_sign, place_of
 from maskc.runtime.paged import PoolFactor, PoolScales, pool_block
-from maskc.runtime.paged_rows import dtype_of, is_e4m3
+from maskc.runtime.paged_rows import is_e4m3
 from maskc.runtime.query_blocks import address, steps_of
 
 _MOST_SCALES = 512
@@ -39,7 +40,7 @@ class PoolFormat(NamedTuple):
                 wanted = wanted if self.in_e4m3 else (
                     "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
                 )  # fmt: skip
-                raise BadPages(name, wanted, dtype_of(pool), at=name)
+                raise BadPages(name, wanted, dtype_name(pool), at=name)
             check_sign(pool, name)
         if k_pool.shape[0] != v_pool.shape[0]:
             wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"

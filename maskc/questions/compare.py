@@ -218,9 +218,6 @@ class Both:
     def check(self, sizes: tuple[int, int] | None) -> None:
         """Raise an error for lengths at which one of the masks is not valid; None: any valid
         lengths.
-
-        Raises:
-            DataShape.
         """
         first, second = map(lengths_of, self.masks)
         if sizes is None and not all(self.lengths):

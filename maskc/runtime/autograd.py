@@ -127,11 +127,7 @@ def answers(q: Any) -> bool:
 
 
 def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
-    """Refuse a tensor that requires grad if q belongs to another library, which has no graph.
-
-    Raises:
-        MixedLibraries.
-    """
+    """Refuse a tensor that requires grad if q belongs to another library, which has no graph."""
     torch = torch_of(x)
     if torch is not None and x.requires_grad and torch.is_grad_enabled():
         kinds = kind_of(q), kind_of(x)

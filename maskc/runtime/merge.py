@@ -78,11 +78,7 @@ def _merged(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _layout(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> str:
-    """The layout of all `outs`, see `merge`.
-
-    Raises:
-        PiecesDiffer, BadOption.
-    """
+    """The layout of all `outs`, see `merge`."""
     if layout is not None:
         layout = layout_of(layout)
     shape = tuple(outs[0].shape)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from maskc.core.dtypes import dtype_name
 from maskc.core.tensors import torch_of
+from maskc.runtime.arrays.known import to_fp32
 from maskc.runtime.paged_launch import FLOAT_CODES, ROWS, ArgumentBlock, PageKernels
-from maskc.runtime.paged_rows import Rotary, append, dtype_of, is_e4m3, single, stored
+from maskc.runtime.paged_rows import Rotary, append, is_e4m3, stored
 
 
 class NewRows(NamedTuple):
@@ -35,11 +37,11 @@ class NewRows(NamedTuple):
         """
         if kernels is not None:
             return self._launch(kernels)
-        k, q = single(self.k), self.q
+        k, q = to_fp32(self.k), self.q
         if self.rotary is not None:
             k = self.rotary.turned(k, self.positions)
             if q is not None:
-                q = stored(self.rotary.turned(single(q), self.positions), self.q, 1.0)
+                q = stored(self.rotary.turned(to_fp32(q), self.positions), self.q, 1.0)
         append(self.k_pool, k, self.slots, self.k_scale)
         append(self.v_pool, self.v, self.slots, self.v_scale)
         return q
@@ -61,7 +63,7 @@ class NewRows(NamedTuple):
             else:
                 to.to_step[:3] = (page, inside[0], 0)
             to.heads[kind], to.dim[kind] = source.shape[1:]
-            to.to_code[kind] = FLOAT_CODES[dtype_of(into)]
+            to.to_code[kind] = FLOAT_CODES[dtype_name(into)]
         held = []
         to.number[:] = 1.0, 1.0, 1.0
         for kind, scale in ((1, self.k_scale), (2, self.v_scale)):
@@ -72,14 +74,14 @@ class NewRows(NamedTuple):
             elif is_e4m3(pools[kind]):
                 to.number[kind] = scale
         to.slots = self.slots.data_ptr()
-        to.source_code, to.tokens = FLOAT_CODES[dtype_of(self.k)], self.k.shape[0]
+        to.source_code, to.tokens = FLOAT_CODES[dtype_name(self.k)], self.k.shape[0]
         to.page_count, to.page_size = self.k_pool.shape[:2]
         if self.rotary is not None:
             cosine, sine, to.interleaved = self.rotary
             to.token_position = self.positions.data_ptr()
             to.cosine, to.sine = cosine.data_ptr(), sine.data_ptr()
             to.lines, to.line_step = cosine.shape[0], cosine.stride(0)
-            to.rotated, to.angle_code = 2 * cosine.shape[1], FLOAT_CODES[dtype_of(cosine)]
+            to.rotated, to.angle_code = 2 * cosine.shape[1], FLOAT_CODES[dtype_name(cosine)]
         kernels.append(block)
         torch.autograd.graph.increment_version((self.k_pool, self.v_pool))
         return q

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.dtypes import E4M3
+from maskc.core.dtypes import E4M3, dtype_name
 from maskc.core.tensors import torch_of
+from maskc.runtime.arrays.known import cast_like, to_fp32
 
 LARGEST_E4M3 = 448.0
 """The greatest number of E4M3."""
@@ -25,7 +26,7 @@ class Rotary(NamedTuple):
         """Turn the first elements of fp32 rows [tokens, heads, D] by their positions."""
         half = self.cosine.shape[1]
         line = positions.clip(0, self.cosine.shape[0] - 1)
-        c, s = (single(x)[line][:, None] for x in (self.cosine, self.sine))
+        c, s = (to_fp32(x)[line][:, None] for x in (self.cosine, self.sine))
         first, second = slice(half), slice(half, 2 * half)
         if self.interleaved:
             first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -35,19 +36,9 @@ class Rotary(NamedTuple):
         return turned
 
 
-def single(x: Any) -> Any:
-    """The array in fp32."""
-    return x.astype(np.float32) if torch_of(x) is None else x.float()
-
-
-def dtype_of(x: Any) -> str:
-    """The name of an array's dtype."""
-    return str(x.dtype).removeprefix("torch.")
-
-
 def is_e4m3(x: Any) -> bool:
     """Whether numbers are E4M3."""
-    return dtype_of(x) == E4M3
+    return dtype_name(x) == E4M3
 
 
 def by_head(scale: Any, rows: Any) -> Any:
@@ -61,18 +52,16 @@ def by_head(scale: Any, rows: Any) -> Any:
 
 def converted(rows: Any, like: Any, scale: Any) -> Any:
     """Rows of a pool [.., heads, D] in the dtype of `like`, times their scales."""
-    if dtype_of(rows) == dtype_of(like):
+    if dtype_name(rows) == dtype_name(like):
         return rows
-    rows = single(rows) * by_head(scale, rows)
-    return rows.astype(like.dtype) if torch_of(rows) is None else rows.to(like.dtype)
+    return cast_like(to_fp32(rows) * by_head(scale, rows), like)
 
 
 def stored(rows: Any, pool: Any, scale: Any) -> Any:
     """Rows [.., heads, D] in the dtype of a pool, divided by their scales if that is E4M3."""
-    if not is_e4m3(pool):
-        return rows.astype(pool.dtype) if torch_of(rows) is None else rows.to(pool.dtype)
-    rows = (single(rows) / by_head(scale, rows)).clip(-LARGEST_E4M3, LARGEST_E4M3)
-    return rows.astype(pool.dtype) if torch_of(rows) is None else rows.to(pool.dtype)
+    if is_e4m3(pool):
+        rows = (to_fp32(rows) / by_head(scale, rows)).clip(-LARGEST_E4M3, LARGEST_E4M3)
+    return cast_like(rows, pool)
 
 
 def as_bytes(x: Any) -> Any:

@@ -26,6 +26,7 @@ from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
 from maskc.core.captured import present
 from maskc.core.data import CALL
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import (
     BadOption,
     DataMissing,
@@ -326,10 +327,10 @@ class ScoreReader:
             return Table(x, None, None, _number(name, slot, x))
         if slot.rank == 0 and _is_number_of_host(x) and here != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
-        if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
+        if slot.integer and dtype_name(x) in _WIDE and array_of(x, name).device != HOST:
             x = self._narrowed(name, x)
         # Captured arrays of NumPy are copied to the device as words of four bytes.
-        as_is = slot == self._pair and _dtype(x) == self._halves and torch_of(x) is not None
+        as_is = slot == self._pair and dtype_name(x) == self._halves and torch_of(x) is not None
         table = library(x.detach() if as_is else _converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(table)]
         if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
@@ -366,7 +367,7 @@ class ScoreReader:
         known = self._narrow.get(name)
         if known is not None and known[0]() is x and known[1] == seen is not None:
             return known[2]
-        torch, dtype = torch_of(x), _dtype(x)
+        torch, dtype = torch_of(x), dtype_name(x)
         waits = x.is_cuda and TORCH.lends(TORCH.stream(x.device.index)) if torch else False
         uncounted = seen is None or type(seen[1]) is not int
         if torch is None or uncounted or dtype == "uint64" or waits:
@@ -527,9 +528,6 @@ class ScoreReader:
     ) -> None:
         """Raise an error for indices that exceed their table whatever the mask keeps: indices that
         depend on q, k, h or b alone take all values in every call.
-
-        Raises:
-            ScoreIndex.
         """
         numbers = {slot.name: n for n, slot in enumerate(self.inputs.formula.slots)}
         names = dict(zip(numbers, self.inputs.names, strict=True))
@@ -588,18 +586,13 @@ def _is_number_of_host(x: Any) -> bool:
     return on_host and x.ndim == 0 and not getattr(x, "requires_grad", True)
 
 
-def _dtype(x: Any) -> str:
-    """The name of the dtype of an array; empty for anything else."""
-    return str(getattr(x, "dtype", "")).rpartition(".")[2]
-
-
 def _converted(name: str, x: Any, integer: bool) -> Any:
     """The array in the dtype that kernels read; itself where it has that.
 
     Raises:
         DataRange: an integer on the host does not fit 32 bits.
     """
-    dtype = _dtype(x)
+    dtype = dtype_name(x)
     wanted = "int32" if integer else "float32"
     fits = (
         dtype.startswith(("int", "uint", "bool")) if integer else dtype.startswith(("float", "bfl"))

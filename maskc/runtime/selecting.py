@@ -79,11 +79,7 @@ def call_selecting(attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
 
 
 def check_trained(attn: CompiledMask, q: Any) -> None:
-    """Raise an error if the indexer's loss is not defined for the mask or the tensors.
-
-    Raises:
-        NoIndexerLoss, MixedLibraries.
-    """
+    """Raise an error if the indexer's loss is not defined for the mask or the tensors."""
     selections = attn.bundle.selections
     why = ""
     if len(selections) != 1:

@@ -333,13 +333,11 @@ attention_forward(const __grid_constant__ struct Attention p) {
         if (DROPS) accumulate_kept(o, sum, s, top, block.logit.unit, v_tile, kept);
         else accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }
-#if WIDE
-#if PACK_GQA
+#if WIDE && PACK_GQA
     if (block.work.parts > 1) {
         store_part(o, top, sum, &p, block.work);
         return;
     }
-#endif
 #endif
     store(o, top, sum, &p, shared);
 #endif

@@ -1,4 +1,40 @@
-// Attention backward for Hopper (sm_90a); contract: maskc/core/abi.py and core/bundle.py.
+// Attention backward for Hopper (sm_90a). Arguments: maskc/core/abi.py. Launches before and after
+// the main one, and its modes: maskc/plan/families/sm90a_backward.py.
+//
+// An item is a tile column: its k and v stay, while tiles of q and dout stream past. Scores are
+// computed transposed, keys by queries. With SPLIT_KEYS each consumer warpgroup has 64 keys, and
+// keeps their dk and dv in registers. Otherwise each has half of the columns of dk and dv.
+//
+// Warps. Warpgroup 0 gives its registers to the others, which are the consumers (compute):
+//   warp 3  the producer, one thread: takes items and loads by TMA (load_items)
+//   warp 1  STAGED: adds tiles of dq to memory (add_dq_tiles). Else, if DETERMINISTIC: waits until
+//           a step may add (await_turns)
+//   warp 2  ZEROES: writes the zeros that later heads add to (zero_tiles). Else, if DETERMINISTIC:
+//           lets the next column add (pass_turns_on)
+//   warp 0  PAIR_RING: copies tiles of a table of pairs (copy_pairs)
+//
+// A step of a consumer (take_step), for one tile of q and dout:
+//   1. issue s = k q^T and dp = v dout^T
+//   2. p = exp2(mask(s) - lse); ds = p (dp - delta); ds goes to shared memory, where both meet
+//   3. issue dq = ds^T k, then dv += p dout and dk += ds q
+//   4. wait for dq; hand it to warp 1, or add it to memory; wait for dv and dk; release dout and q
+// With SEPARATE_DQ another launch computes dq, and steps 3 and 4 lack it.
+//
+// mbarriers. A `full` one completes when the producer has arrived and all bytes have come. A `free`
+// one takes an arrival from each consumer warpgroup.
+//   column_full, column_free         k and v of an item, and `item`. One without tiles, whose
+//                                    gradients are zero, arrives likewise
+//   q_full, q_free                   a tile of q; `word`, `head`, lse, and delta if FOLDED
+//   dout_full, dout_free             a tile of dout, and delta otherwise
+//   dq_full[group], dq_free[group]   the group's four warps have written their dq; warp 1: it has
+//                                    left shared memory, or may be added
+//   dq_added, dq_seen                DETERMINISTIC: from warp 1 to warp 2, which lets the next
+//                                    column add, and back
+//   column_settled                   DETERMINISTIC: a step that is HELD may add, so the producer
+//                                    may claim the next item
+//
+// Named barriers. 1: all consumers. 2 + group: the threads of one consumer warpgroup. 4 and 5: the
+// consumers take turns with the only tile of ds (ONE_DS).
 
 #include ELEMENT_POLICY
 #include "common/lib/device.cuh"
@@ -55,14 +91,12 @@ attention_backward_few(const __grid_constant__ struct Attention p,
 }
 #endif
 
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
 constexpr int PAIR_COPIERS = 1;
 #include "sm90a/lib/pair_ring.cuh"
 
-#endif
 #endif
 #include "sm90a/lib/backward_scores.cuh"
 
@@ -101,10 +135,8 @@ struct Shared {
 #if !SPLIT_KEYS
     unsigned char weights[STAGES][PAIR_BYTES];
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     struct PairRing pairs;
-#endif
 #endif
 #if STAGED
     float dq[TILE_FLOATS];
@@ -141,18 +173,14 @@ struct Ring {
     FN void next() { steps++; }
 };
 
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
 FN struct PairRing &pair_ring() { return shared_memory().pairs; }
 
 #endif
-#endif
 FN void initialize(struct Shared &shared) {
     shared.holds = shared.settled = 0;
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     initialize(shared.pairs);
-#endif
 #endif
     barrier_init(shared.column_full, 1);
     barrier_init(shared.column_free, GROUPS);
@@ -176,10 +204,8 @@ FN void initialize(struct Shared &shared) {
 struct Step {
     i32 word;
     i32 row;  // index of the tile row
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     u32 number;  // of the step, among those of the block
-#endif
 #endif
 };
 
@@ -214,10 +240,8 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
     const i32 key = first_key(tile, group);
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     return {place, query, key, own, steps_from(p, place.batch, query, key), step.number};
-#endif
 #endif
     return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
@@ -513,13 +537,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #include "sm90a/lib/backward_mean.cuh"
 #endif
 
-#if DQ_LAUNCH
-#if SEPARATE_DQ
+#if DQ_LAUNCH && SEPARATE_DQ
 #include "sm90a/lib/logit_tanh.cuh"
 
 #include "sm90a/lib/separate_dq.cuh"
 
-#endif
 #endif
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_backward(const __grid_constant__ struct Attention p,
@@ -539,11 +561,9 @@ attention_backward(const __grid_constant__ struct Attention p,
 #elif DETERMINISTIC
             if (elected()) await_turns(shared, p);
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
         } else if (warp == 0) {
             copy_pairs(p, 0);
-#endif
 #endif
         } else if (warp == 2) {
 #if ZEROES

@@ -1,5 +1,32 @@
 // Attention forward for Hopper (sm_90a). Arguments: maskc/core/abi.py. Grids and launches:
 // maskc/core/bundle.py. Macros that end in _POLICY come from the config header.
+//
+// Warps. Warpgroup 0 gives its registers to the others. One thread of its first warp is the
+// producer (copy_tiles): it takes work items and loads q, k and v by TMA. Its other warps idle,
+// except with E4M3_POOLS (convert_tiles), PAIR_RING (copy_pairs) and WITH_PAGES (copy_share).
+// Warpgroups 1 to GROUPS are the consumers (compute): 64 queries each, all with the same k and v.
+//
+// A step of a consumer, for tile j of its row:
+//   1. issue s = q k[j]^T, then o += p v[j - 1], where p comes from the previous step
+//   2. wait for s; release k[j]
+//   3. mask, logits, row maxima, exponentials, while p v is still running
+//   4. wait for p v; release v[j - 1]; rescale o if a maximum rose; p = the exponentials
+// The last tile's p v has no next step: it is issued after the loop or, in a persistent block, in
+// the first step of the next row, which also stores the old row.
+//
+// mbarriers. A `full` one completes when the producer has arrived and all bytes have come. A `free`
+// one takes an arrival from each consumer warpgroup. A Ring has the slot and the phase's parity;
+// the producer waits for the other parity, so that its first waits pass.
+//   started         first_word is written
+//   q_full, q_free  a row's q, and `row`: whose it is. q_free: out, which is staged in the place of
+//                   q, has left it; with STORE_DIRECT: no product reads q again
+//   k_full, k_free  a tile of k, and `next`: the word of the tile behind it
+//   v_full, v_free  a tile of v
+// With E4M3_POOLS the producer fills pool_k and pool_v, which have barriers of their own, and warps
+// that convert fill k and v. Entmax has other loops over the same barriers: entmax_passes.cuh.
+//
+// Named barriers. 1 to GROUPS: the scheduler barrier, by which consumers take turns to issue
+// products. 8 + group: the threads of one consumer warpgroup.
 
 #include ELEMENT_POLICY
 #include "common/lib/device.cuh"
@@ -43,14 +70,12 @@
 #include "sm90a/lib/filter_rows.cuh"
 
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
 #include "sm90a/lib/gather_copy.cuh"
 
 constexpr int PAIR_COPIERS = 2;
 #include "sm90a/lib/pair_ring.cuh"
 
-#endif
 #endif
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
@@ -62,11 +87,9 @@ struct alignas(16) Row {
 #if DOCUMENT_ROWS
     i32 end;  // past its last row; `tile` is the first one
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     struct PairPlace pairs;  // of the current tile's entries; in registers only
     u32 home;                // where a lane finds its first matrix in a tile of entries
-#endif
 #endif
 };
 
@@ -75,10 +98,8 @@ struct Shared {
     unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][V_STAGE];
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     struct PairRing pairs;
-#endif
 #endif
 #if E4M3_POOLS
     unsigned char pool_k[STAGES][K_BYTES_IN_POOL];
@@ -87,10 +108,8 @@ struct Shared {
 #if LONG_SUMS
     float4 sums[GROUPS][HEAD_DIM_V / 8][128];
 #endif
-#if LIST_BYTES
-#if WITH_ENTMAX
+#if LIST_BYTES && WITH_ENTMAX
     unsigned char lists[LIST_BYTES];  // the lists begin in v
-#endif
 #endif
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
@@ -115,18 +134,14 @@ struct Shared {
 
 #include "sm90a/lib/ring.cuh"
 
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
 FN struct PairRing &pair_ring() { return shared_memory().pairs; }
 
 #endif
-#endif
 FN void initialize(struct Shared &shared) {
     barrier_init(shared.started, 1);
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     initialize(shared.pairs);
-#endif
 #endif
 #if WITH_ENTMAX
     barrier_init(shared.decided, 4 * GROUPS + 1);
@@ -229,14 +244,12 @@ struct Where {
     FN bool all_columns_inside(const struct Attention &p) const {
         return key_place - (i32)threadIdx.x % 4 * 2 + TILE_K <= p.n_kv;
     }
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     FN struct PairPlace pairs() const { return row.pairs; }
     // The entries of elements i to i + 7.
     FN void load_pairs(u32 (&x)[4], u32 tile, int i) const {
         load_matrices(x[0], x[1], x[2], x[3], tile + (row.home ^ (u32)i * 4));
     }
-#endif
 #endif
     template <typename Kind>
     FN auto pair_rows(const struct Attention &p) const {
@@ -392,15 +405,13 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     struct PairPlace pairs = {0, 0};
     const u32 lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16 - 64;
     u32 home = pair_piece(0, first_row + lane % 16, lane / 16);
     asm volatile("" : "+r"(home));  // keeps it in a register
     row.pairs = pairs;
     row.home = home;
-#endif
 #endif
     finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
@@ -474,12 +485,10 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_SHIFTS
         add_shifts(s, stage.at, group);
 #endif
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
         pairs.next();
         row.pairs = pairs;
         row.home = home;
-#endif
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
 #if WITH_PAIR_TILES
@@ -545,10 +554,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (leader) stores_done<0>();
 }
 
-#if LIST_BYTES
-#if WITH_ENTMAX
+#if LIST_BYTES && WITH_ENTMAX
 #include "sm90a/lib/entmax.cuh"
-#endif
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -568,11 +575,9 @@ attention_forward(const __grid_constant__ struct Attention p,
         else if (elected()) copy_tiles(pool_stages(shared), p, maps);
 #else
         if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
         const i32 copier = uniform(threadIdx.x / 32) - 1;
         if (0 <= copier && copier < PAIR_COPIERS) copy_pairs(p, copier);
-#endif
 #endif
 #if WITH_PAGES
         const i32 warp = threadIdx.x / 32;

@@ -151,6 +151,18 @@ def test_slopes_get_their_gradient() -> None:
     torch.testing.assert_close(slopes.grad, other.grad)
 
 
+def test_numbers_that_a_score_mod_captured_count_anew_in_each_call() -> None:
+    q, k, v = tensors()
+    cap = 2.0
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return cap * torch.tanh(score / cap)
+
+    for cap in (2.0, 0.5, 2.0):
+        wanted = mc.attention(q, k, v, mc.full(), softcap=cap)
+        assert torch.equal(mc.flex_attention(q, k, v, mod), wanted)
+
+
 def test_score_mods_of_numpy() -> None:
     q, k, v = (x.numpy() for x in tensors())
     out = mc.flex_attention(q, k, v, lambda s, b, h, i, j: np.tanh(s / 3) * 3 - 0.5**h * abs(i - j))

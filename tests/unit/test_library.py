@@ -33,6 +33,9 @@ entmax_fast();
 #else
 softmax();
 #endif
+#if FAST && WITH_ENTMAX
+both();
+#endif
 #include POLICY
 """,
     "a/part.cuh": """#pragma once
@@ -61,7 +64,7 @@ def test_what_a_header_defines_decides_branches_and_policies():
     fast = made("#define FAST 1", "#define LEVEL 3", '#define POLICY "a/two.cuh"')
     assert fast[3:] == [
         "// A kernel.", "part();", "fast();", "#if WITH_ENTMAX", "entmax_fast();", "#else",
-        "softmax();", "#endif", "two();",
+        "softmax();", "#endif", "#if WITH_ENTMAX", "both();", "#endif", "two();",
     ]  # fmt: skip
     wide = made("#define FAST 1", "#define WIDE 1", "#define LEVEL 3", '#define POLICY "a/one.cuh"')
     assert wide[4:7] == ["// A kernel.", "part();", "high();"]

@@ -580,6 +580,19 @@ def test_caps(function, numbers):
     assert values == (numbers and pytest.approx(list(numbers)))
 
 
+@pytest.mark.parametrize(("function", "numbers"), [
+    (lambda s: s, (None, 1, 0)), (lambda s: 3 - (1 - 2 * s / 3), (None, 2 / 3, 2)),
+    (lambda s: 30 * np.tanh(s / 20) - 1, (30, 1.5, -1)), (lambda s: -3 * np.tanh(s), None),
+    (lambda s: s * 0, None), (lambda s: s * s, None), (lambda s: np.tanh(s) + s, None),
+    (lambda s: np.tanh(s + 1), None), (lambda s: s + mc.param("x", 1.0), None),
+    (lambda s, q: s + q, None), (lambda s: np.tanh(s) * np.tanh(s), None),
+])  # fmt: skip
+def test_formulas_of_numbers(function, numbers):
+    """Soft-cap, factor and what is added."""
+    found = S.capped(mc.score(function).formula.logit)
+    assert found == (numbers and (numbers[0], *map(pytest.approx, numbers[1:])))
+
+
 def test_logarithms_of_subnormal_numbers():
     rates = np.array([1e-40, 2e-38], np.float32)
     rate = mc.table("rate")

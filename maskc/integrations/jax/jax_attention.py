@@ -127,11 +127,7 @@ def attention(
 
 
 def check_mask(mask: Any) -> None:
-    """Check that a call got a mask.
-
-    Raises:
-        NotAMask.
-    """
+    """Check that a call got a mask."""
     if mask is None:
         hint = 'mc.full() keeps every pair, mc.causal(align="start") is is_causal=True'
         raise NotAMask("attention", "None", hint, at=caller() or "mask")
@@ -173,11 +169,7 @@ def _hint(q: Any, k: Any) -> None:
 
 
 def _check_shapes(q: Any, k: Any, v: Any, layout: str) -> None:
-    """Check that q, k and v fit each other, in the caller's order of dimensions.
-
-    Raises:
-        BadShape, HeadsDoNotDivide.
-    """
+    """Check that q, k and v fit each other, in the caller's order of dimensions."""
     batch, heads_q, _, dim = shape_first(q.shape, layout)
     of_k, of_v = (shape_first(x.shape, layout) for x in (k, v))
     for name, x, shape, tail, why in (

@@ -22,6 +22,7 @@ import torch
 
 from maskc.core.attention_call import DEFAULTS, WITH_LSE, AttentionCall, CallOptions
 from maskc.core.captured import present, recomputed
+from maskc.core.dtypes import dtype_name
 from maskc.core.errors import (
     MaskcError,
     MixedLibraries,
@@ -161,6 +162,13 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
+def aux_output(lse: Any) -> Any:
+    """FlexAttention's AuxOutput; lse is None if it was not asked for."""
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    return AuxOutput(lse=lse)
+
+
 _AUTOGRAD, _OTHERS = "autograd", "others"
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 
@@ -244,7 +252,7 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
             raise WrongDevice(name, str(x.device), "this call", "meta", at=name)
     here = ("cpu" if attn.target.language == "c" else "cuda", 0)
     of_q, of_k, of_v = (
-        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."), here)
+        Array(0, tuple(x.shape), x.stride(), dtype_name(x), here)
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
     )
     check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)

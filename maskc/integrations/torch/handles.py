@@ -114,9 +114,6 @@ def in_graph(key: str, followed: bool) -> str:
 def _refuse_state(captured: tuple[Any, ...], kind: str) -> None:
     """Raise an error for captured tensors that belong to the exported module. The program would
     silently hold copies, and writes to the module's tensors would not reach them.
-
-    Raises:
-        NotExported.
     """
     mode = torch._guards.detect_fake_mode()
     converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)

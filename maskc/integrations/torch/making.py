@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from operator import index
 from types import MethodType
 from typing import Any
 
@@ -63,23 +62,22 @@ def checked(check: Callable[..., None], *args: Any) -> None:
 
 
 def made_of_function(
-    make: Callable[..., Any], function: Any, heads: Any
+    make: Callable[..., Any], function: Any
 ) -> tuple[Any, float | None, float, float]:
     """(formula or None, soft-cap, factor, shift) of a score_mod.
 
     Args:
-        make: (score_mod, query) -> a formula, or (soft-cap, factor, shift).
+        make: score_mod -> the same.
         function: a score_mod.
-        heads: query heads of the call.
 
     Raises:
         MaskcError: as of `made`.
     """
     if isinstance(function, MethodType):
         inner, owner = function.__func__, function.__self__
-        rules = _rules(make, inner, index(heads), id(inner), id(owner))
+        rules = _rules(make, inner, id(inner), id(owner))
     else:
-        rules = _rules(make, function, index(heads), id(function))
+        rules = _rules(make, function, id(function))
     name, softcap, factor, shift = rules.split(" ")
     formula = getattr(_MADE, name) if name else None
     return formula, float(softcap) or None, float(factor), float(shift)
@@ -127,26 +125,23 @@ def _checked(check: Callable[..., None], *args: Any) -> None:
         check(*args)
 
 
-def _rules(
-    make: Callable[..., Any], function: Any, heads: int, identity: int, of_self: int = 0
-) -> str:
+def _rules(make: Callable[..., Any], function: Any, identity: int, of_self: int = 0) -> str:
     """Describe a score_mod: the formula's name (empty if numbers suffice), then
     soft-cap (0: none), factor and shift. It is one text, as floats would become inputs of a graph.
 
     Args:
         make: see `made_of_function`.
         function: the function, without what it belongs to as a method.
-        heads: query heads of the call.
         identity: of the function, which the trace guards.
         of_self: of what the function belongs to as a method; 0 where it is none.
     """
     whole = MethodType(function, _object(of_self)) if of_self else function
     with _as_text():
-        made = make(whole, torch.empty(1, heads, 1, 1))
-    if isinstance(made, tuple):
-        softcap, factor, shift = made
-        return f" {softcap or 0.0!r} {factor!r} {shift!r}"
-    return f"{_keep(made, function if identity == id(function) else None)} 0.0 1.0 0.0"
+        formula, softcap, factor, shift = make(whole)
+    name = ""
+    if formula is not None:
+        name = _keep(formula, function if identity == id(function) else None)
+    return f"{name} {softcap or 0.0!r} {factor!r} {shift!r}"
 
 
 @contextmanager

@@ -9,30 +9,27 @@ Results are frozen values with `to_json` and `from_json`. Importing this loads n
 Users import the names from `maskc.evaluate`.
 """
 
-from maskc.lab.evaluate.ablations import ablations as ablations
-from maskc.lab.evaluate.ablations import permuted as permuted
-from maskc.lab.evaluate.evaluating import Candidate as Candidate
-from maskc.lab.evaluate.evaluating import Inputs as Inputs
-from maskc.lab.evaluate.evaluating import evaluate as evaluate
-from maskc.lab.evaluate.families import FAMILIES as FAMILIES
-from maskc.lab.evaluate.families import Solved as Solved
-from maskc.lab.evaluate.families import at_budget as at_budget
-from maskc.lab.evaluate.information import information_loss as information_loss
-from maskc.lab.evaluate.models import load as load
-from maskc.lab.evaluate.models import losses as losses
-from maskc.lab.evaluate.results import Evaluated as Evaluated
-from maskc.lab.evaluate.results import Evaluation as Evaluation
-from maskc.lab.evaluate.results import InformationLoss as InformationLoss
-from maskc.lab.evaluate.results import Interval as Interval
-from maskc.lab.evaluate.results import LayerLoss as LayerLoss
-from maskc.lab.evaluate.results import Perplexity as Perplexity
-from maskc.lab.evaluate.results import Retrieval as Retrieval
-from maskc.lab.evaluate.results import Trained as Trained
-from maskc.lab.evaluate.tensors import LayerTensors as LayerTensors
-from maskc.lab.evaluate.tensors import Tensors as Tensors
-from maskc.lab.evaluate.tensors import capture as capture
-from maskc.lab.evaluate.tensors import read_npz as read_npz
-from maskc.lab.evaluate.tensors import tensors as tensors
-from maskc.lab.evaluate.training import Recipe as Recipe
-from maskc.lab.evaluate.training import Task as Task
-from maskc.lab.evaluate.training import train as train
+from maskc.lab.evaluate.ablations import ablations, permuted
+from maskc.lab.evaluate.evaluating import Candidate, Inputs, evaluate
+from maskc.lab.evaluate.families import FAMILIES, Solved, at_budget
+from maskc.lab.evaluate.information import information_loss
+from maskc.lab.evaluate.models import load, losses
+from maskc.lab.evaluate.results import (
+    Evaluated,
+    Evaluation,
+    InformationLoss,
+    Interval,
+    LayerLoss,
+    Perplexity,
+    Retrieval,
+    Trained,
+)
+from maskc.lab.evaluate.tensors import LayerTensors, Tensors, capture, read_npz, tensors
+from maskc.lab.evaluate.training import Recipe, Task, train
+
+__all__ = [
+    "FAMILIES", "Candidate", "Evaluated", "Evaluation", "InformationLoss", "Inputs", "Interval",
+    "LayerLoss", "LayerTensors", "Perplexity", "Recipe", "Retrieval", "Solved", "Task", "Tensors",
+    "Trained", "ablations", "at_budget", "capture", "evaluate", "information_loss", "load",
+    "losses", "permuted", "read_npz", "tensors", "train",
+]  # fmt: skip

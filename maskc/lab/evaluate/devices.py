@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from maskc.core.dtypes import dtype_name
 from maskc.lab.evaluate.evaluating import Inputs
 from maskc.lab.evaluate.tensors import Tensors, torch_module
 
@@ -28,7 +29,7 @@ def environment(inputs: Inputs | Tensors) -> dict[str, object]:
             continue
     if isinstance(inputs, Inputs):
         parameter = next(inputs.model.parameters())
-        device, about["dtype"] = parameter.device, str(parameter.dtype).removeprefix("torch.")
+        device, about["dtype"] = parameter.device, dtype_name(parameter)
     else:
         device = inputs.layers[0].q.device
     about["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -20,44 +20,7 @@ along the keys. A block takes several of these parts, and the last block of a ro
 H100 (32 / 8 heads, D 128, 16k keys or more) keys and values are read about as fast as a memory copy
 runs. Persistent blocks choose the next item too early for this: 2 to 8 % slower.
 
-Comparisons with other libraries are in benchmarks/results/anchors-h200.json. Decisive on one H200
-(CUDA 13.0, bf16, TFLOP/s of live pairs), apart from the order of products and waits:
-
-- Work of the copying thread per tile. It shares a scheduler with warps that compute, so divisions
-  and choices happen once per item, not per tile: D 64 full 521 to 541, window 4096 603 to 613.
-- Only the wait for k comes before the next product. The next slot of the ring and its operands are
-computed during the exponentials: D 128 full 642 to 655.
-- One branch for everything special about a tile, after the product.
-- Pairs that need a test are tested sixteen columns at a time, before the product begins. Documents
-  at 32k: 382 TFLOP/s with four columns, 458 with sixteen.
-
-Short passes start with latencies that all blocks share. Blocks of 16 at 4k, in cycles of the 16700
-that a block takes: its first item is known after 1900. K arrives after 5000, because all blocks
-load it at once (9.5 MB). Weights follow after 7400, and then an item takes 3700. Sinks with a
-window of 64: 2700, 6300 (q 8400), 12000, and 2100 to 2700 a tile. Four changes did not help:
-
-- Fetch work items in a separate warp. Fetched ahead, items are held back from other blocks at the
-end (Longformer 10 % slower). Fetched on demand, +-3 %.
-- Prefetch the tensor maps.
-- Write empty rows first.
-- Test pairs of small tiles while the product runs.
-
-Boxes of a grid (30 x 48 x 80 tokens, windows of 18 x 24 x 24, D 128, 24 heads): 41.0 ms with 128
-keys. 96 keys take 35.2 ms: these boxes fit the windows better, and partial tiles read fewer words.
-Words of the outer axes are kept while only the innermost axis moves, and nothing before the product
-waits for them. Loading a tile's words one tile ahead takes 37.7 ms.
-
-No gain:
-
-- Lists of tiles of 64 x 16 keys, gathered by nine for one step of 144 keys. 16 sinks and a window
-  of 64 then take one step, where tiles of 64 x 64 take three. At 4k, D 128, this takes 38 us, and
-  small tiles take 29. Windows at 16k take 110 and 81 us, where memory traffic takes 64. Boxes of
-  2 KB load too slowly.
-- Constants of the mask in the source instead of memory.
-- Three or two stages at D 64.
-
-Slower: at D 64, persistent blocks in which each warpgroup first checks whether it sees anything of
-a tile. The check needs too many registers.
+What was tried, and what each trial gave: benchmarks/trials.md.
 """
 
 from __future__ import annotations

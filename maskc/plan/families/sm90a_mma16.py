@@ -4,7 +4,7 @@ tiles of 16 x 16 for rows that see very few keys.
 In a forward pass a warp has a tile row. In a backward pass it has 64 elements of the gradients of a
 tile column. Data go straight from global memory to the fragments of mma.sync and back. There is no
 shared memory, no barrier, no tensor map and no work list. This removes the fixed latencies of small
-passes (see the cycles in maskc/plan/families/sm90a.py) and the dead pairs of 64 x 64 tiles.
+passes (see the cycles in benchmarks/trials.md) and the dead pairs of 64 x 64 tiles.
 
 Loads are 16 bytes wide. For q . k the elements of a row may come in any order that is the same in q
 and k, so a lane loads 8 consecutive ones. Across rows, a lane loads 8 elements of four rows, and

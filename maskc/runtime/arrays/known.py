@@ -445,11 +445,7 @@ def array_of(x: object, name: str) -> Array:
 
 
 def check_ranks(q: Any, k: Any) -> None:
-    """Raise an error if q or k does not have four dimensions.
-
-    Raises:
-        WrongRank.
-    """
+    """Raise an error if q or k does not have four dimensions."""
     for name, x in (("q", q), ("k", k)):
         shape = tuple(getattr(x, "shape", ()))
         if len(shape) != 4:

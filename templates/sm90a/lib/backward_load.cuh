@@ -99,11 +99,9 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
         shared.word[at] = word;
         shared.head[at] = head;
         load_queries(shared, source, maps.q, at, first);
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
         const struct Place of_pairs = place_of(head, p.heads_q);
         ask_pairs(p, {first, work.tile * TILE_K, of_pairs.head, of_pairs.batch});
-#endif
 #endif
         if (begins) {
             wait_asleep(shared.column_free, phase);
@@ -143,10 +141,8 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         for (i32 i = 0; i < item.work.heads; i++)
             load_steps(shared, item.work, p, maps, item.work.head + i, begins, phase, stage);
     }
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     ask_pairs(p, {-1, 0, 0, 0});
-#endif
 #endif
     // The last block resets the counter for the next launch.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;

@@ -47,8 +47,7 @@ struct Where {
     i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     u32 number;  // of the step
     FN struct PairPlace pairs() const { return pair_place_of(number); }
     // The entries of elements i to i + 7.
@@ -60,7 +59,6 @@ struct Where {
                                  pair_piece(tile, row + lane / 16 * 8 + lane % 8,
                                             piece + lane / 8 % 2));
     }
-#endif
 #endif
     FN void refresh(const struct Attention &) { make_opaque_steps(steps); }
     FN float distance(int i) const {

@@ -70,14 +70,12 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
             }
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
 #if DOCUMENT_ROWS
             ask_pairs(p, {document_rows(p, work).first, column * KEY_STEP, place.head,
                           place.batch});
 #else
             ask_pairs(p, {work.tile * TILE_Q, column * KEY_STEP, place.head, place.batch});
-#endif
 #endif
 #endif
             if (PERSISTENT && left > 0 && left == min_i32(work.count - 1, CLAIM_AT))
@@ -89,10 +87,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         work = coming;
         coming = {};
     }
-#if WITH_PAIR_RING
-#if PAIR_RING
+#if WITH_PAIR_RING && PAIR_RING
     ask_pairs(p, {-1, 0, 0, 0});
-#endif
 #endif
     // The last block resets the counter for the next launch.
     if (PERSISTENT && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;

@@ -85,15 +85,13 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 // formula defines score_anywhere; near_logits limits its results, see score_far.cuh.
 template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
-#if WITH_PAIR_ROWS
-#if PAIR_ROWS
+#if WITH_PAIR_ROWS && PAIR_ROWS
     each_entry<N>(p, where, [&](int i, float entry) {
         s[i] = score_logit_with(entry, s[i] * p.scale, where.query(p, i), where.key(p, i),
                                 where.q_minus_k(p, i), where.head(i), where.batch(), p);
     });
     limit_logits(s);
     return;
-#endif
 #endif
 #if BENT
     if (NEEDS_WHERE) where.refresh(p);

@@ -13,8 +13,7 @@ struct Slopes {
 #if WITH_SCORE
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
-#if WITH_PAIR_ROWS
-#if PAIR_ROWS
+#if WITH_PAIR_ROWS && PAIR_ROWS
     where.refresh(p);
     float kept_slope = 1.0f;
     each_entry<N>(p, where, [&](int i, float entry) {
@@ -37,7 +36,6 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
     }
     near_logits(s);
     return;
-#endif
 #endif
 #if CAPPED || !BENT
     bend(s, p, where);
