@@ -65,10 +65,11 @@ test-gpu: $(STAMP)
 # Compiles every architecture, head dimension and dtype with NVRTC, and checks the ledger in
 # tests/golden (compiled.txt, machine_code.txt) again. Needs the cuda13 extra, but no GPU.
 matrix: $(STAMP)
-	$(INSTALL) -e '.[cuda13]' nvidia-cuda-nvdisasm
+	$(INSTALL) -e '.[cuda13]' nvidia-cuda-nvdisasm jupyterlab==4.6.6
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
 	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
+	$(BIN)/python docs/pattern_index.py --check --thorough
 
 # Run this after a kernel's source has changed. It adds the new source to the ledger, and lists anew which sources of
 # emulated tests NVRTC accepts.

@@ -2,10 +2,12 @@
 
     python -m benchmarks.host_calls -o benchmarks/results/host-calls-h200.json [--base TREE]
 
-Tensors are small, so that the GPU is done before the next launch arrives. `us` is the fastest and
-`median_us` the median of many repetitions, each of a few calls. With --base, a copy of the
-repository in another folder is measured in turns, in a process of its own. Results are compared
-with those of the same call in another form first.
+Tensors are small, so that the GPU is done before the next launch arrives. `us` is the fastest of
+many repetitions, each of a few calls; `p10_us` and `median_us` are their quantiles. On a busy host,
+compare the low quantiles. With --base, a copy of the repository in another folder is measured in
+turns, in a process of its own. Both processes can share one core, see --core; to compare two
+versions, start them several times, see --rounds. Results are compared with those of the same call
+in another form first.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -129,9 +132,12 @@ def _score(kind: str) -> Measured:
     return Measured(run, _apart([run()], [wanted]))
 
 
-def _lists(which: str) -> Measured:
+def _lists(which: str, passes: str) -> Measured:
     """Documents with ids that stay, that are written before each call, or that are other arrays."""
-    q, k, v = _tensors()
+    tensors = _tensors()
+    dout = torch.randn_like(tensors[0])
+    for x in tensors:
+        x.requires_grad_(passes == "fwd+bwd")
     ids = [torch.arange(_TOKENS, device="cuda").int() // 50 for _ in range(8)]
     turns = cycle(ids)
 
@@ -139,12 +145,15 @@ def _lists(which: str) -> Measured:
         doc = next(turns) if which == "other arrays" else ids[0]
         if which == "written":
             torch.autograd.graph.increment_version(doc)
-        return mc.attention(q, k, v, _DOCUMENTS, doc=doc)
+        out = mc.attention(*tensors, _DOCUMENTS, doc=doc)
+        return torch.autograd.grad(out, tensors, dout) if passes == "fwd+bwd" else (out,)
 
     ends = torch.tensor([0, 50, 100, _TOKENS], device="cuda").int()
-    turned = (x.transpose(1, 2) for x in (q, k, v))
-    wanted = mc.attention(*turned, _CAUSAL, cu_seqlens_q=ends, layout="bshd").transpose(1, 2)
-    return Measured(run, _apart([run()], [wanted]))
+    turned = (x.transpose(1, 2) for x in tensors)
+    wanted = (mc.attention(*turned, _CAUSAL, cu_seqlens_q=ends, layout="bshd").transpose(1, 2),)
+    if passes == "fwd+bwd":
+        wanted = torch.autograd.grad(wanted[0], tensors, dout)
+    return Measured(run, _apart(run(), wanted))
 
 
 def _pages(pool_dtype: str | None, updated: bool) -> Measured:
@@ -201,7 +210,8 @@ CASES: dict[str, tuple[float | None, Callable[[], Measured]]] = {
         for kind in ("bias", "alibi", "captured")
     },
     **{
-        f"documents, {which}": (30, lambda which=which: _lists(which))
+        f"documents, {which}{of_passes}": (bar, lambda w=which, p=passes: _lists(w, p))
+        for of_passes, passes, bar in (("", "fwd", 30), (", fwd+bwd", "fwd+bwd", None))
         for which in ("kept", "written", "other arrays")
     },
     **{
@@ -247,8 +257,8 @@ def _serve() -> None:
 class Tree:
     """A process that measures one copy of the repository."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it."""
+    def __init__(self, folder: Path, core: int | None = None) -> None:
+        """Start it, on one core if one is given."""
         path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, "--serve"],
@@ -258,6 +268,8 @@ class Tree:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
+        if core is not None:  # before it has threads, which inherit this
+            os.sched_setaffinity(self._process.pid, {core})
 
     def ask(self, name: str) -> dict[str, Any]:
         """Measure a case once."""
@@ -276,27 +288,41 @@ class Tree:
         self._process.wait()
 
 
-def rows(trees: dict[str, Tree], names: list[str]) -> Iterator[dict[str, Any]]:
-    """Measure the cases of all trees in turns."""
-    for name in names:
-        answers: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
-        for _ in range(_TURNS):
-            for tree, process in trees.items():
-                answers[tree].append(process.ask(name))
-        allowed = CASES[name][0]
-        for tree, found in answers.items():
-            problem = next((x["problem"] for x in found if "problem" in x), None)
-            row: dict[str, Any] = {"case": name, "impl": tree, "allowed_us": allowed}
-            if problem is not None:
-                yield row | {"problem": problem, "ok": False}
-                continue
-            times = [time for x in found for time in x["times"]]
-            error, fastest = max(x["error"] for x in found), round(min(times), 1)
-            fits = allowed is None or median(times) <= allowed
-            yield row | {
-                "us": fastest, "median_us": round(median(times), 1),
-                "error": float(f"{error:.2g}"), "ok": error < _BOUND and fits,
-            }  # fmt: skip
+def measured(
+    folders: dict[str, Path], names: list[str], turns: int, rounds: int, core: int | None
+) -> Iterator[dict[str, Any]]:
+    """Measure the cases of all trees in turns; every second turn is in reverse order.
+
+    Each round starts new processes, because a process keeps its speed: with the same code, two of
+    them differ by up to 5 %. Rows count all times so far.
+    """
+    answers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        trees = {tree: Tree(folder, core) for tree, folder in folders.items()}
+        for name in names:
+            for turn in range(turns):
+                for tree in [*trees][:: -1 if turn % 2 else 1]:
+                    answers.setdefault((name, tree), []).append(trees[tree].ask(name))
+            yield from (_row(name, tree, answers[name, tree]) for tree in trees)
+        for process in trees.values():
+            process.close()
+
+
+def _row(name: str, tree: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a case, from the answers of a tree."""
+    allowed = CASES[name][0]
+    row: dict[str, Any] = {"case": name, "impl": tree, "allowed_us": allowed}
+    problem = next((x["problem"] for x in answers if "problem" in x), None)
+    if problem is not None:
+        return row | {"problem": problem, "ok": False}
+    times = [time for x in answers for time in x["times"]]
+    error = max(x["error"] for x in answers)
+    p10, *_, median = quantiles(times, n=10)[:5]
+    return row | {
+        "us": round(min(times), 1), "p10_us": round(p10, 1), "median_us": round(median, 1),
+        "error": float(f"{error:.2g}"),
+        "ok": error < _BOUND and (allowed is None or median <= allowed),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -304,7 +330,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--base", type=Path, help="another copy of the repository")
-    parser.add_argument("--cases", help="only cases that contain this text", default="")
+    parser.add_argument("--cases", help="only cases that match this expression", default="")
+    parser.add_argument("--turns", type=int, default=_TURNS, help="in each process")
+    parser.add_argument("--rounds", type=int, default=1, help="how often processes start anew")
+    parser.add_argument("--core", type=int, help="run all calls on this core")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -312,24 +341,24 @@ def main() -> None:
         return
     from maskc.lab.environment import environment
 
-    trees = {"maskc": Tree(Path(__file__).parents[1])}
+    folders = {"maskc": Path(__file__).parents[1]}
     if given.base is not None:
-        trees["base"] = Tree(given.base.resolve())
-    names = [name for name in CASES if given.cases in name]
-    timed, failed = [], 0
-    for row in rows(trees, names):
+        folders["base"] = given.base.resolve()
+    names = [name for name in CASES if re.search(given.cases, name)]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in measured(folders, names, given.turns, given.rounds, given.core):
         print(" ".join(f"{key}={x}" for key, x in row.items()), flush=True)
-        if "us" not in row:
-            failed += 1
-            continue
-        timed.append(row)
-        if given.output is not None:
-            about = environment("cuda") | {"turns": _TURNS, "layers": _LAYERS, "keys": _KEYS}
+        rows[row["case"], row["impl"]] = row
+        timed = [row for row in rows.values() if "us" in row]
+        if given.output is not None and timed:
+            about = environment("cuda") | {
+                "turns": given.turns, "rounds": given.rounds, "core": given.core,
+                "layers": _LAYERS, "keys": _KEYS,
+            }  # fmt: skip
             given.output.write_text(json.dumps({"environment": about, "rows": timed}, indent=1))
-    for tree in trees.values():
-        tree.close()
+    failed = sum("us" not in row for row in rows.values())
     if failed:
-        raise SystemExit(f"{failed} of {failed + len(timed)} calls have no times")
+        raise SystemExit(f"{failed} of {len(rows)} calls have no times")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from maskc.verify.case import Case
 from maskc.verify.case_tensors import CaseTensors, host
 
 _CALLS = 5
-_CHOOSES = ("select_", "gather_", "make_lists", "attention_choose")
+_CHOOSES = ("select_", "gather_", "make_lists", "lists_of_lengths", "attention_choose")
 """How names of kernels begin that choose, or make lists of what is chosen."""
 _ATTENDS = "attention_"
 

@@ -2,6 +2,7 @@
 
 python docs/pattern_index.py              # writes docs/patterns.md and docs/patterns/
 python docs/pattern_index.py --check      # status 1 where a page is not what it would write
+python docs/pattern_index.py --check --thorough  # with the rows of the longest sequences, too
 """
 
 from __future__ import annotations
@@ -171,12 +172,12 @@ def drawing(name: str) -> str:
 # ------------------------------------------------------------------ a pattern's page
 
 
-def page(name: str) -> str:
-    """Return the text of a pattern's page."""
+def page(name: str, lengths: tuple[int, ...] = LENGTHS) -> str:
+    """Return the text of a pattern's page, with a row of prices for each length."""
     mask = getattr(patterns, name)()
     plan = planned(mask, written_heads(mask))
     parts = (
-        head(name), formula(name, mask), paper(name), prices(name, mask, plan), runs(name),
+        head(name), formula(name, mask), paper(name), prices(name, mask, plan, lengths), runs(name),
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
@@ -239,7 +240,9 @@ def paper(name: str) -> Iterator[str]:
     yield f"{text} [{about.link.removeprefix('https://')}]({about.link})\n"
 
 
-def prices(name: str, mask: Mask, plan: KernelPlan) -> Iterator[str]:
+def prices(
+    name: str, mask: Mask, plan: KernelPlan, lengths: tuple[int, ...] = LENGTHS
+) -> Iterator[str]:
     """Yield live pairs and predicted times at two lengths, and the command for each."""
     causal = all(facts.causal.holds for facts in plan.facts)
     dense = "causal" if causal else "full"
@@ -261,7 +264,7 @@ def prices(name: str, mask: Mask, plan: KernelPlan) -> Iterator[str]:
         "backward, predicted | speedup, forward |"
     )
     yield "|---:|---:|---:|---:|---:|---:|---:|"
-    for n in LENGTHS:
+    for n in lengths:
         yield _price_row(mask, plan, dense_plan, n)
     if not predicted(plan, LENGTH, LENGTH):
         yield "\nThe cost model predicts no time where data or a selection decide which tiles run."
@@ -374,21 +377,35 @@ def _wrapped(text: str) -> str:
 # ------------------------------------------------------------------ files
 
 
-def texts(names: tuple[str, ...] | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield every file with its text; of all patterns, unless names say which."""
+def texts(
+    names: tuple[str, ...] | None = None, lengths: tuple[int, ...] = LENGTHS
+) -> Iterator[tuple[Path, str]]:
+    """Yield every file with its text; of all patterns, unless names say which.
+
+    Args:
+        names: the patterns.
+        lengths: sequence lengths whose rows a page has.
+    """
     yield PAGE, index()
     for name in names or patterns.names():
-        yield FOLDER / f"{name}.md", page(name)
+        yield FOLDER / f"{name}.md", page(name, lengths)
         yield FOLDER / f"{name}.svg", drawing(name)
+
+
+def _with_rows(text: str, lengths: tuple[int, ...]) -> str:
+    """Return a page without the rows of other lengths."""
+    others = tuple(f"| {n:,} |" for n in LENGTHS if n not in lengths)
+    return "".join(line for line in text.splitlines(True) if not line.startswith(others))
 
 
 def main() -> int:
     """Write the files, or compare them."""
     check = "--check" in sys.argv[1:]
+    lengths = LENGTHS[:1] if check and "--thorough" not in sys.argv[1:] else LENGTHS
     FOLDER.mkdir(exist_ok=True)
     stale = 0
-    for path, text in texts():
-        if path.exists() and path.read_text() == text:
+    for path, text in texts(lengths=lengths):
+        if path.exists() and _with_rows(path.read_text(), lengths) == text:
             continue
         stale += 1
         print(f"{path.name} is not up to date: run `python docs/pattern_index.py`" if check

@@ -3,6 +3,7 @@
 
 // Switches of the included files; those that are not defined here are 0.
 #define WITH_SHIFTS 1
+#define DOCUMENT_ROWS 1
 
 #include "common/config.cuh"
 

@@ -49,6 +49,9 @@ FN struct Reading reading_at(i32 number) {
 // Readings of document ids
 constexpr i32 OF_Q = 1, OF_K = 0;
 constexpr i32 STOPS = 2;  // array of document ends
+// For lists from lengths alone: the most lengths of both sides, tile rows, and lists.
+constexpr i32 MOST_LENGTHS = 2048, MOST_ROWS = 2048;
+constexpr i32 MOST_LISTS = 256;
 #include "common/lib/entries.cuh"
 
 #include "common/lib/segments.cuh"
@@ -94,5 +97,7 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
 #include "common/lib/box_verdicts.cuh"
 
 #include "common/lib/make_lists.cuh"
+
+#include "common/lib/lists_of_lengths.cuh"
 
 #include "common/lib/spoil_results.cuh"

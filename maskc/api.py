@@ -110,7 +110,8 @@ def attention(
             begins if sequences are stored with padding behind them, as in TransformerEngine.
             Queries that are padding have out 0.
         max_seqlen: upper bound on the tokens of a sequence, see `mc.cu_seqlens`; not read with
-            cu_seqlens_q_padded.
+            cu_seqlens_q_padded. With two arrays it changes nothing, and is compared with the
+            lengths if MASKC_CHECK=1 is set.
         score: the score formula that replaces scale * q . k, see `mc.score`.
         return_selection, indexer_loss: see calls of CompiledMask.
         dropout_p: the probability of dropping a weight, as in scaled_dot_product_attention: it

@@ -7,6 +7,7 @@ data, and views tensors in other layouts as [B, H, N, D].
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections.abc import Mapping
 from functools import lru_cache, reduce
@@ -25,6 +26,8 @@ from maskc.dsl.data_atoms import documents, flags, intervals
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.layout.inputs.host import to_host
+from maskc.layout.inputs.max_seqlen import check_lengths_promised
 
 EVERYTHING = full()
 _DOCUMENTS, _REAL = "cu_seqlens", "cu_seqlens_real"
@@ -208,7 +211,7 @@ class Keywords(NamedTuple):
             raise BadOption("mask", wanted, "a mask", at="mask")
         tokens = n_q, n_kv
         data[BROUGHT] = _keys_of_queries(
-            (of_q, stored_q), (of_k, stored_k), tokens, is_causal, sides
+            (of_q, stored_q), (of_k, stored_k), tokens, is_causal, sides, self.max_seqlen
         )
         return BROUGHT
 
@@ -262,16 +265,28 @@ def _on_host(x: Any) -> bool:
     return type(x) is torch.Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def _on_gpu(x: Any) -> bool:
+    """Whether the host can copy an array from a GPU."""
+    torch = torch_of(x)
+    if torch is None:
+        return hasattr(x, "__cuda_array_interface__")
+    return type(x) is torch.Tensor and x.is_cuda
+
+
 def _array(ends: Any) -> Any:
     return np.asarray(ends) if isinstance(ends, list | tuple) else ends
 
 
-def _check_ends(name: str, ends: Any, tokens: int) -> None:
-    """Check cumulative lengths. Values on a GPU are not read, and not in a compiled graph.
+def _check_ends(name: str, ends: Any, tokens: int, max_seqlen: Any = None) -> None:
+    """Check cumulative lengths. Values on a GPU are read with MASKC_CHECK=1 only, and those in a
+    compiled graph never.
+
+    Args:
+        max_seqlen: length that no sequence exceeds; compared with MASKC_CHECK=1 only.
 
     Raises:
         DataShape, DataType: they are no vector of integers (MC303, MC304).
-        DataRange: see `check_ends` (MC305).
+        DataRange: see `check_ends`, `check_lengths_promised` (MC305).
     """
     torch = torch_of(ends)
     if torch is not None and torch.compiler.is_compiling():
@@ -282,8 +297,13 @@ def _check_ends(name: str, ends: Any, tokens: int) -> None:
         raise DataShape(name, shape, "[documents + 1]", at=name)
     if "int" not in str(ends.dtype):
         raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
-    if _on_host(ends):
-        check_ends(name, np.asarray(ends), tokens)
+    checked = os.environ.get("MASKC_CHECK") == "1"
+    if _on_host(ends) or (checked and _on_gpu(ends)):
+        host = to_host(ends, name)
+        check_ends(name, host, tokens)
+        if checked:
+            lengths = np.diff(host.astype(np.int64))
+            check_lengths_promised(name, CuSeqlens(ends, max_seqlen), lengths)
 
 
 class _Places(NamedTuple):
@@ -316,7 +336,7 @@ class _Places(NamedTuple):
 
 
 def _alike(name: str, x: Any, like: Any) -> None:
-    """Refuse an array of another library or shape than cu_seqlens_q has.
+    """Refuse an array of another library, shape or device than cu_seqlens_q has.
 
     Raises:
         BadOption.
@@ -325,6 +345,10 @@ def _alike(name: str, x: Any, like: Any) -> None:
     if type(x).__module__.partition(".")[0] != library or tuple(x.shape) != tuple(like.shape):
         wanted = f"{library} integers {list(like.shape)}, as cu_seqlens_q is"
         raise BadOption(name, wanted, f"{type(x).__name__} {list(x.shape)}", at=name)
+    places = [str(getattr(array, "device", "")) for array in (x, like)]
+    if places[0] != places[1]:
+        wanted = f"on {places[1]}, as cu_seqlens_q is"
+        raise BadOption(name, wanted, f"an array on {places[0]}", at=name)
 
 
 def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
@@ -347,7 +371,7 @@ def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
 
 def _keys_of_queries(
     of_q: tuple[Any, Any], of_k: tuple[Any, Any], tokens: tuple[int, int], is_causal: bool,
-    sides: tuple[int, int] | None,
+    sides: tuple[int, int] | None, max_seqlen: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """(first key, the one after the last) of every query, where the last tokens of each sequence
     meet, as in flash-attn. It is computed where the arrays are.
@@ -355,9 +379,10 @@ def _keys_of_queries(
     Args:
         of_q, of_k: cumulative lengths, and where sequences begin.
         tokens: queries and keys.
+        max_seqlen: length that no sequence exceeds.
 
     Raises:
-        BadOption: the arrays come from different libraries, or have different shapes.
+        BadOption: the arrays come from different libraries or devices, or have different shapes.
         MaskcError: see `_check_ends`.
     """
     n_q, n_kv = tokens
@@ -375,7 +400,7 @@ def _keys_of_queries(
     for name, (ends, _) in arrays.items():
         _alike(name, ends, lengths_q)
     for name, (ends, count) in arrays.items():
-        _check_ends(name, ends, count)
+        _check_ends(name, ends, count, None if name.endswith("padded") else max_seqlen)
     query = _Places.of(lengths_q, stored_q, n_q)
     xp, which = query.xp, query.sequence
     low = stored_k[which] + 0 * query.place

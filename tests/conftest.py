@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -132,8 +133,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _accepted_by_nvrtc() -> Iterator[None]:
-    """NVRTC reads what the emulator builds, too, see tests/support/ledger.py."""
+    """NVRTC reads what the emulator builds, too, see tests/support/ledger.py. What the host sends
+    to an emulated card ends with a page, so that a kernel which reads on crashes."""
     from maskc.testing.emulator import machine
+    from tests.support.probe import fenced
 
     load = machine.loaded
 
@@ -142,8 +145,13 @@ def _accepted_by_nvrtc() -> Iterator[None]:
         ledger.accept(source, macros)
         return load(source, macros, only)
 
+    def send(_: Any, like: Any, host: Any) -> tuple[Any, int]:
+        made = sys.modules["torch"].from_numpy(fenced(host))
+        return made, made.data_ptr()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "loaded", loaded)
+        patch.setattr(machine._Torch, "send", send)
         yield
 
 
@@ -178,7 +186,7 @@ def _nothing_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Calls build what they run and nothing else, in their own thread; those marked `builds_ahead`
     are about what else is built."""
     if "builds_ahead" not in request.keywords:
-        monkeypatch.setattr("maskc.runtime.launch.ahead.start", lambda jobs: None)
+        monkeypatch.setattr("maskc.runtime.launch.ahead.start", lambda *jobs: None)
 
 
 @pytest.fixture

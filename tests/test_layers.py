@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
         "emit", "build", "runtime",
     },
     "portable": {"dsl", "driver"},
-    "conventions": {"dsl"},
+    "conventions": {"dsl", "layout"},
     "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "runtime", "api", "integrations"},

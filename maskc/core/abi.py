@@ -153,7 +153,11 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
     ("count", "tiles; deterministic backward: of all its heads"),
-    ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
+    (
+        "full_first",
+        "range: tiles full_first .. full_last - 1 have only live pairs; where tile rows may begin "
+        "with documents: the first query, packed heads: the first row",
+    ),
     ("full_last", "past the last of them"),
     (
         "heads",
@@ -239,6 +243,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("heads", "i32", "lists of a sequence"),
     Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
+    Field("band", "i32", "query q sees keys q + [0] to q + [1] - 1 of its document", 2),
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
@@ -271,6 +276,11 @@ LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
+MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
+"""The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
+block keeps them in shared memory."""
+MOST_TOKENS = 1 << 23
+"""The most tokens of these: more cannot be divided by a multiplication."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words by which blocks of that kernel report progress to each other: in all, and for each
 list."""

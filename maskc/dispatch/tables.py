@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.abi import WORK_FIELDS
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
@@ -254,6 +255,8 @@ def make_tables(
         spans = stack_spans(ranges) if ranges else list_spans(_ptr(parts, backward))
         if unit.work is not None:
             work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
+            if unit.by_documents:
+                work = _with_rows(work, unit.tile.q, sizes.n_q * max(unit.work.heads, 1))
             parts += _work_parts(work, unit.work)
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
         if unit.costs and not unit.by_documents:
@@ -353,6 +356,17 @@ def _work(
     if rule.heads:
         return packed_work(spans, lists, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
+
+
+def _with_rows(work: Work, size: int, rows: int) -> Work:
+    """The work of tile rows of `size` of so many rows, with items that name their rows."""
+    tile, first, last = map(
+        [name for name, _ in WORK_FIELDS].index, ("tile", "full_first", "full_last")
+    )
+    items = work.items.copy()
+    items[:, first] = items[:, tile] * size
+    items[:, last] = np.minimum(items[:, first] + size, rows)
+    return replace(work, items=items)
 
 
 def make_slot(

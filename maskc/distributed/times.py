@@ -70,7 +70,7 @@ def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
     traffic = setting.traffic(layer)
     answered = network.microseconds / 1e3 * (traffic[0].sent > sent)  # after all else
     edge = np.bincount(layer.parts.rank, ~layer.inner, minlength=ranks) > 0
-    calls = pieces + (edge & ~layer.by_tables)
+    calls = pieces + (edge & (not layer.by_tables))
     for _, hosts in layer.hosts.values():
         calls[hosts] += 1
     # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once

@@ -13,7 +13,13 @@ from maskc.emit.environment import render
 from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
-from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
+from maskc.plan.list_making import (
+    BLOCKS,
+    LISTS_OF_LENGTHS,
+    MAKE_LISTS,
+    SPOIL_RESULTS,
+    THREADS,
+)
 from maskc.plan.types import KernelPlan
 
 _CAN_OVERLAP = 90
@@ -79,7 +85,8 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         segments=segments if plan.documents else None,
     )
     overlaps, form = plan.target.capability >= _CAN_OVERLAP, DOCUMENTS if plan.documents else DATA
-    launches = tuple(replace(one, overlaps=overlaps) for one in (MAKE_LISTS, SPOIL_RESULTS))
+    making = (MAKE_LISTS, LISTS_OF_LENGTHS) if plan.documents else (MAKE_LISTS,)
+    launches = tuple(replace(one, overlaps=overlaps) for one in (*making, SPOIL_RESULTS))
     return lists_source(plan, "common/tile_lists.cu.j2", spec, launches, form)
 
 

@@ -331,6 +331,7 @@ class KernelSpec:
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
+            "DOCUMENT_ROWS": self.by_documents,
         }  # fmt: skip
         return tuple(name for name, is_on in on.items() if is_on)
 
@@ -630,6 +631,9 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
+    most_lengths: int = abi.MOST_LENGTHS
+    most_rows: int = abi.MOST_ROWS
+    most_lists: int = abi.MOST_LISTS
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int

@@ -19,6 +19,7 @@ from maskc.layout.tiles.build import check_loads as check_loads
 from maskc.layout.tiles.build import count as count
 from maskc.layout.tiles.build import tile_shape as tile_shape
 from maskc.layout.tiles.chosen_blocks import Chosen as Chosen
+from maskc.layout.tiles.document_tiles import band_of as band_of
 from maskc.layout.tiles.document_tiles import beside_documents as beside_documents
 from maskc.layout.tiles.document_tiles import check_documents as check_documents
 from maskc.layout.tiles.document_tiles import document_lists as document_lists

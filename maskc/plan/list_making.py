@@ -14,6 +14,9 @@ BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
+LISTS_OF_LENGTHS = Launch("lists_of_lengths", Grid.lists, THREADS)
+"""In the place of the launch before, if cumulative lengths alone decide the lists: blocks do not
+wait for each other (templates/common/lib/lists_of_lengths.cuh)."""
 SPOIL_RESULTS = Launch("spoil_results", Grid.results, THREADS)
 """The launch after the pass; only if data may turn out to be wrong. It has few blocks, which start
 sooner."""

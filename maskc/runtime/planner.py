@@ -42,7 +42,7 @@ from maskc.runtime.device_lists.gathered import Gatherer
 from maskc.runtime.device_lists.topk import TopKLists
 from maskc.runtime.device_lists.topk_host import TopKOnHost
 from maskc.runtime.launch import ahead
-from maskc.runtime.launch.ahead import Job, processors
+from maskc.runtime.launch.ahead import Ahead, Job, processors
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels, survey
@@ -151,14 +151,15 @@ class CallPlanner:
             Unlisted: the host is to make lists that the device was to make.
         """
         wanted, planned = self._checked(options, given, bound)
+        urgent = None
         with survey() as missing:
             plan = planned()
         if missing:
             first, *others = missing.values()
-            ahead.start((*others, *(() if following is None else following(plan))))
+            urgent = ahead.start((*others, *(() if following is None else following(plan))))
             first()
             plan = planned()
-        self._build_ahead(wanted)
+        self._build_ahead(wanted, urgent)
         return plan
 
     def missing(self, options: PlanOptions, given: list[Any], bound: Bound) -> tuple[Job, ...]:
@@ -290,8 +291,12 @@ class CallPlanner:
             forms = chooser.forms(frozenset(), (Direction.forward,))
             yield from ((kernels, form) for form in forms)
 
-    def _build_ahead(self, wanted: Pass) -> None:
-        """Start to build what other calls of such a pass may need, at the first one."""
+    def _build_ahead(self, wanted: Pass, urgent: Ahead | None) -> None:
+        """Start to build what other calls of such a pass may need, at the first one.
+
+        Args:
+            urgent: what this call and the backward pass after it need; it is built first.
+        """
         if self.target.language != "cuda":
             return
         with self._lock:
@@ -305,7 +310,7 @@ class CallPlanner:
             for kernels, form in self._forms(wanted.features, (wanted.direction,))
             if not kernels.has(*form, device)
         ]
-        ahead.start([partial(kernels.build, *form, device) for kernels, form in forms])
+        ahead.start([partial(kernels.build, *form, device) for kernels, form in forms], urgent)
 
     def _planned(
         self, unit: SourceUnit, wanted: Pass, views: Mapping[str, Array], sizes: Sizes,

@@ -46,6 +46,7 @@ from maskc.dispatch.checks import place_of
 from maskc.layout import check_extremes, check_int32, to_host
 from maskc.runtime.arrays.known import (
     LIBRARIES,
+    TORCH,
     Library,
     array_of,
     check_ranks,
@@ -366,7 +367,7 @@ class ScoreReader:
         if known is not None and known[0]() is x and known[1] == seen is not None:
             return known[2]
         torch, dtype = torch_of(x), _dtype(x)
-        waits = x.is_cuda and torch.cuda.is_current_stream_capturing() if torch else False
+        waits = x.is_cuda and TORCH.lends(TORCH.stream(x.device.index)) if torch else False
         uncounted = seen is None or type(seen[1]) is not int
         if torch is None or uncounted or dtype == "uint64" or waits:
             raise IntegersUnread(name, dtype, at=name)
@@ -384,7 +385,9 @@ class ScoreReader:
             lib = LIBRARIES[type(library(q, "q"))]
             words = np.ascontiguousarray(x).view(np.int32).reshape(-1)
             kept = x.copy() if x.flags.writeable else x
-            known = self._copies[name, here] = kept, *lib.send(q, words)
+            known = kept, *lib.send(q, words)
+            if here[0] == "cpu" or not lib.lends(lib.stream(here[1])):
+                self._copies[name, here] = known
         steps = contiguous(view.shape)
         return Table(known[1], None, Array(known[2], view.shape, steps, view.dtype, here))
 

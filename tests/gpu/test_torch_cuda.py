@@ -97,6 +97,37 @@ def test_compiled_modules_give_the_same_bits(name: str):
             torch.use_deterministic_algorithms(deterministic)
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_graphs_of_torch_compile(name: str):
+    """reduce-overhead records CUDA graphs, and refuses to if anybody keeps their memory."""
+    torch._dynamo.reset()
+    n, mask = 256, MASKS[name]
+    data = data_of(name, n)
+    compiled = torch.compile(
+        lambda q, k, v: mc.attention(q * 1.0, k, v, mask, deterministic=True, **data),
+        fullgraph=True, mode="reduce-overhead",
+    )  # fmt: skip
+    for seed in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = tensors(n, seed)
+        out = compiled(*inputs)
+        results = (out.clone(), *(x.clone() for x in gradients(inputs, out)))
+        want = mc.attention(*inputs, mask, deterministic=True, **data)
+        assert all(map(torch.equal, results, (want, *gradients(inputs, want))))
+
+
+def test_the_first_call_may_be_inside_of_a_graph():
+    mask, doc = mc.window(17) & mc.documents("doc"), torch.arange(100, device="cuda") // 30
+    inputs = [x.detach() for x in tensors(100)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = mc.attention(*inputs, mask, doc=doc)
+    graph.replay()
+    live = torch.tensor(mask.dense(100, doc=doc.cpu().numpy())).cuda()
+    want = dense(inputs, live)
+    assert (out - want).norm() < 6e-3 * want.norm()
+
+
 def test_checkpoint():
     inputs = tensors(300)
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from string import Formatter
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
 from maskc.integrations import serving
+from maskc.layout.inputs import host
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch import cuda as launch_cuda
@@ -54,6 +56,20 @@ def narrowed(name, x):
     score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
     attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
     return attn._score._narrowed(name, x)
+
+
+def beside_fake():
+    """A tensor of torch without content, in a call with others."""
+    torch = pytest.importorskip("torch")
+    fake = import_module("torch._subclasses.fake_tensor").FakeTensorMode()
+    q = torch.ones(1, 2, 5, 16)
+    return mc.attention(q, fake.from_tensor(q), q, mc.causal())
+
+
+def read_in_graph(name):
+    """An array of a GPU that the host reads while a CUDA graph is captured."""
+    with mock.patch.object(host, "_captures", return_value=True):
+        return host.to_host(SimpleNamespace(is_cuda=True), name)
 
 
 def in_jax(name=""):
@@ -226,6 +242,8 @@ TEXTS = {
     "MC442": lambda: mc.causal()(zeros(1, 2, 5, 16)),
     "MC443": lambda: narrowed("ids", np.zeros(3, np.int64)),
     "MC444": lambda: mc.flags("kept").dense(3, kept=np.ma.masked_array([1, 1, 0], [0, 0, 1])),
+    "MC445": lambda: read_in_graph("keys"),
+    "MC446": beside_fake,
     "MC433": lambda: mc.window(3).cache().given([9, 4]),
     "MC413": lambda: through_torch(None, None, AttentionCall(*[nested()] * 3)),
     "MC420": lambda: portable.to_graph(CompiledMask(bundle("band"), "cpu"), "an exported program"),

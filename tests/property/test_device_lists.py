@@ -40,6 +40,7 @@ class Made:
         self.numbers = LISTS.from_buffer_copy(plan.numbers)
         self.places = dict(zip(PARTS, lists.places[8:], strict=False))
         self.spent = lists.states[0]
+        self.entry = plan.before[0].function[1]
 
     def counts_and_words(self, side: int) -> list[list[list[int]]]:
         """For every list and line its words; lines lie one behind another."""
@@ -118,7 +119,9 @@ def wanted_items(made: Made) -> list[list[int]]:
         batch, head = divmod(number, numbers.heads)
         whose = (batch * numbers.owners + owner) * numbers.owner_heads + head
         shared = 1 + whose // numbers.sharing * tiles + tile if numbers.sharing and count else 0
-        item = [tile, whose, first, count, first, first, numbers.item_heads, shared]
+        size, n = numbers.tile[side], numbers.n[side]
+        tokens = tile * size, min((tile + 1) * size, n)
+        item = [tile, whose, first, count, *tokens, numbers.item_heads, shared]
         group = number // numbers.group_lists, owner // numbers.group_owners
         key = (*group, -count, tile, number, owner) if count else (number, tile, owner)
         (live if count else dead).append((key, item))
@@ -143,7 +146,8 @@ def drawn(name: str, rng: np.random.Generator, batch: int):
 
 
 @cache
-def attention(mask, interleaved):
+def attention(mask, interleaved, alone=False):
+    """A compiled mask; those whose heads do not share the cache have plans of their own."""
     if interleaved:
         return compiled(mask, mode=INTERLEAVED)
     return mask.compile(head_dim=64, target="sm_90a")
@@ -155,14 +159,22 @@ FEWER_QUERIES = 96
 
 @pytest.mark.parametrize("name", MASKS)
 @settings(max_examples=12)
-@given(seed=SEEDS, batch=st.integers(1, 3), way=st.sampled_from(["", "backward", INTERLEAVED]))
-def test_data(passes, name, seed, batch, way):
+@given(
+    seed=SEEDS, batch=st.integers(1, 3), way=st.sampled_from(["", "backward", INTERLEAVED]),
+    alone=st.booleans(),
+)  # fmt: skip
+def test_data(passes, name, seed, batch, way, alone):
+    """`alone`: keys of one head fill the cache, as long ones do."""
     rng = np.random.default_rng(seed)
     mask, data = MASKS[name], drawn(name, rng, batch)
     there = tuple(map(torch.tensor, data)) if isinstance(data, tuple) else torch.tensor(data)
     if name == "tables of heads" and seed % 2:  # the same entries, by columns
         there = there.mT.contiguous().mT
-    made = passes(attention(mask, way == INTERLEAVED), N, batch, {"x": there}, way == "backward")
+    attn = attention(mask, way == INTERLEAVED, alone)
+    with pytest.MonkeyPatch.context() as patch:
+        if alone:
+            patch.setattr(making, "heads_per_group", lambda *_: 1)
+        made = passes(attn, N, batch, {"x": there}, way == "backward")
     if way == INTERLEAVED:
         assert (made.numbers.tile[0] == FEWER_QUERIES) == (name != "tables of heads")
     live = mask.dense(N, x=data).reshape(-1, N, N)
@@ -180,6 +192,8 @@ DOCUMENTS = [
     mc.documents("x"), mc.documents("x") & CAUSAL, mc.documents("x") & mc.window(90, 20),
     mc.documents("x") & CAUSAL & (mc.window(20) | mc.sinks(5)),
 ]  # fmt: skip
+GAPS = 3
+"""The number of the mask whose rows have gaps."""
 
 
 def ids(rng: np.random.Generator, longest: int) -> np.ndarray:
@@ -197,6 +211,13 @@ def cumulative(rng: np.random.Generator, longest: int) -> np.ndarray:
     return ends[: np.searchsorted(ends, N) + 3] if rng.random() < 0.7 else ends[:4]
 
 
+def ids_of(ends: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents of queries and of keys, from cumulative lengths of one sequence."""
+    of_k = np.searchsorted(ends, np.arange(n), "right") - 1
+    behind = of_k == len(ends) - 1
+    return np.where(behind, (1 << 30) - 1, of_k), np.where(behind, 1 << 30, of_k)
+
+
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
 @settings(max_examples=8)
 @given(seed=SEEDS, batch=st.integers(1, 3), longest=st.sampled_from([5, 60, 200]),
@@ -208,15 +229,84 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         count = max(map(len, several))
         ends = np.stack([np.pad(own, (0, count - len(own)), "edge") for own in several])
         data = mc.cu_seqlens(torch.tensor(ends), max_seqlen=longest if promise else None)
-        of_k = [np.searchsorted(own, np.arange(N), "right") - 1 for own in ends]
-        of_k = [np.where(own < count - 1, own, (1 << 30)) for own in of_k]
-        of_q = [np.where(own == 1 << 30, (1 << 30) - 1, own) for own in of_k]
+        of_q, of_k = zip(*(ids_of(own, N) for own in ends), strict=True)
     else:
         of_k = of_q = [ids(rng, longest) for _ in range(batch)]
         data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
     made = passes(attention(mask, interleaved), N, batch, {"x": data})
     assert not interleaved or made.numbers.tile[0] == FEWER_QUERIES
-    check_documents(made, mask, of_q, of_k)
+    if made.entry == "lists_of_lengths":
+        check_rows(made, number, [ends], N)
+    else:
+        check_documents(made, mask, of_q, of_k)
+
+
+@pytest.mark.parametrize("number", range(len(DOCUMENTS)))
+@settings(max_examples=20)
+@given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), interleaved=st.booleans(),
+       n=st.sampled_from([N, 768]))  # fmt: skip
+def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n):
+    """Few documents, some of no tokens or of one, of any length, perhaps with padding behind."""
+    rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
+    sides = []
+    for _ in range(1 + own_keys):
+        most = n + 100 * int(rng.integers(-1, 2))  # padding, or the last documents are empty
+        ends = rng.integers(0, most, (batch, int(rng.integers(1, 14)))).clip(0, n)
+        ends = np.sort(np.concatenate([ends[:, :1] * 0, ends, ends[:, -1:]], 1))
+        sides.append(ends if rng.random() < 0.8 else ends[:1])
+    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
+    data = {"x": lengths if own_keys else lengths[0]}
+    made = passes(attention(mask, interleaved), n, batch, data, n_kv=n)
+    assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
+    if number != GAPS:
+        check_rows(made, number, sides, n)
+
+
+BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)
+"""Keys of a query q, from q + the first number to q + the other - 1, by the mask's number."""
+
+
+def rows_by_definition(
+    made: Made, number: int, of_q: np.ndarray, of_k: np.ndarray, n: int
+) -> list[list[int]]:
+    """The tile rows of a sequence from its cumulative lengths: first query, past the last one,
+    and the words of tiles with a live pair."""
+    (queries, keys), (low, high), rows = made.numbers.tile, BANDS[number], []
+    for i, (begin, stop) in enumerate(pairwise([*of_q.tolist(), n])):
+        whole = i + 1 < min(len(of_q), len(of_k))  # or behind the last document
+        for first in range(begin, stop, queries):
+            row = [first, min(first + queries, stop)]
+            for key in range(of_k[i], of_k[i + 1], keys) if whole else ():
+                q, k = np.ogrid[row[0] : row[1], key : min(key + keys, of_k[i + 1])]
+                live = (k >= q + low) & (k < q + high)
+                if live.any():
+                    row.append(2 * key + bool(live.all() and live.shape[1] == keys))
+            rows.append(row)
+    return rows
+
+
+def check_rows(made: Made, number: int, sides: list[np.ndarray], n: int) -> None:
+    """Compare tile rows that begin with documents, and their tiles, with the definition."""
+    numbers, items, lines = made.numbers, made.items(), made.counts_and_words(0)
+    stops = words(made.places["array2"], numbers.lists, n)
+    of_q, of_k = (np.broadcast_to(x, (numbers.lists, x.shape[1])) for x in (sides[0], sides[-1]))
+    for own, (ends, keys) in enumerate(zip(of_q, of_k, strict=True)):
+        want = rows_by_definition(made, number, ends, keys, n)
+        for owner in range(own * numbers.owners, (own + 1) * numbers.owners):
+            of_owner = items[(items[:, 1] == owner) & (items[:, 0] >= 0)]
+            rows = []
+            for tile, _, first, count, begin, end, *_ in of_owner.tolist():
+                start = own * numbers.room[0] + sum(map(len, lines[own][:tile]))
+                assert (first, count) == (start, len(lines[own][tile]))
+                rows.append([begin, end, *lines[own][tile]])
+            assert sorted(rows) == want
+        begins = [word >> 1 for _, _, *row in want for word in row]
+        assert (stops[own, begins] == keys[np.searchsorted(keys, begins, "right")]).all()
+    count = items[:, 3]
+    assert (count[: np.count_nonzero(count)] > 0).all()  # those with tiles come first
+    if numbers.lists <= numbers.group_lists and numbers.owners <= numbers.group_owners:
+        assert (np.diff(count) <= 0).all()  # the longest before others
+    assert made.at_rest()
 
 
 def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndarray]) -> None:

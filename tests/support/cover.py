@@ -8,7 +8,8 @@ target and a feature that it builds a kernel of. Tests that cost little always r
 
 tests/golden/nightly.txt names the cases that `make matrix` runs and CI does not: other cases reach
 all that they reach. Lines of the package that know a target count once for each. CI runs one case
-of each function at least; functions of a file that only call its `check` count as one.
+at least of each function whose cases cost little; functions of a file that only call its `check`
+count as one. It runs all that find planted faults, see tests/golden/mutants.txt.
 
 tests/golden/later.txt names what `make test` leaves to CI. For `make test` a test also reaches its
 own function and each value of its parameters. Those run that reach most for their cost, up to a
@@ -41,10 +42,13 @@ LIST = ROOT / "tests" / "golden" / "later.txt"
 NIGHTLY = LIST.with_name("nightly.txt")
 """Cases that CI leaves to `make matrix`, likewise."""
 UNTRACED = ("tests/unit/test_cpu_template.py", "tests/property/test_cpu_kernels.py",
-            "tests/unit/test_entmax.py")  # fmt: skip
-"""Tests of C kernels, whose lines nothing traces: all of their cases run."""
+            "tests/unit/test_entmax.py", "tests/test_", "tests/messages/")  # fmt: skip
+"""Files, and beginnings of their names, whose cases all run: nothing traces lines of C kernels, nor
+the files of the repository that tests read."""
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
+DEAR = 1.0
+"""CPU seconds from which CI needs no case of a function, unless it is about random masks."""
 BUDGET = 110.0
 """CPU seconds for all others; the costs of collection and of cheap tests come on top."""
 
@@ -56,9 +60,13 @@ KNOW_TARGETS = tuple(
 """Places of the package whose lines may be right for one target and wrong for another."""
 _PART = re.compile(r"\w*|\(.*\)")
 """A feature, a switch or a mode of a build. Other texts that follow a target are kernel lines."""
-_IDLE = re.compile(r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr")
+_IDLE = re.compile(
+    r"\bm\.[ac]0|^__device__|^\(void\)|^(\[\[.*\]\] )?constexpr|^template <|^\w+ \*?\w+;$|"
+    r"^const struct Attention &p, |^if \(0 && "
+)
 """Lines of kernels that do not count. One reads a constant or an array of a mask: the printer wrote
-it, and its own lines count. Others declare something, or begin a function that was not inlined."""
+it, and its own lines count. Others declare something, begin a function that was not inlined, or ask
+a condition that never holds."""
 _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
 
@@ -237,12 +245,20 @@ def implied(tests: dict[str, Measured], kept: frozenset[str] = frozenset()) -> s
     for name in sorted(tests, key=lambda name: (-tests[name].seconds, name)):
         checks, file, function = property_of(name), name.partition("::")[0], name.partition("[")[0]
         finds = not kept.isdisjoint({name, function, file})
-        stays = tests[name].seconds <= CHEAP or finds or file in UNTRACED
-        if not stays and cases[checks] > 1 and all(times[place] > 1 for place in reaches[name]):
+        stays = tests[name].seconds <= CHEAP or finds or name.startswith(UNTRACED)
+        dear = tests[name].seconds >= DEAR and not name.startswith("tests/property/")
+        others = cases[checks] > 1 or dear
+        if not stays and others and all(times[place] > 1 for place in reaches[name]):
             covered.add(name)
             cases[checks] -= 1
             times.subtract(reaches[name])
     return covered
+
+
+def finders(table: str) -> frozenset[str]:
+    """Return the tests that a table of faults names, those that crash or hang by one, too."""
+    names = (line.rpartition("  |  ")[2] for line in table.splitlines())
+    return frozenset(name.removesuffix(" crashes").removesuffix(" hangs") for name in names)
 
 
 def named(later: set[str], every: Sequence[str]) -> list[str]:
@@ -283,8 +299,7 @@ def main() -> None:
     tests: dict[str, Measured] = {}
     for file in parser.parse_args().files:
         tests |= pickle.loads(file.read_bytes())
-    finders = (line.rpartition("  |  ")[2] for line in TABLE.read_text().splitlines())
-    nightly = implied(tests, frozenset(finders))
+    nightly = implied(tests, finders(TABLE.read_text()))
     in_ci = {name: test for name, test in tests.items() if name not in nightly}
     now = chosen(in_ci)
     later = in_ci.keys() - now

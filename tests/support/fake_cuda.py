@@ -16,11 +16,16 @@ from maskc.runtime.device_lists.lists_launch import LISTS
 class Streams:
     """A library with CUDA streams that exist in name only."""
 
+    graphs_own, lent = False, False
+
     def __init__(self):
         self.current, self.sent, self.held, self.cleared = 7, [], [], 0
 
     def stream(self, device):
         return self.current
+
+    def lends(self, stream):
+        return self.lent
 
     def empty(self, x, wanted):
         made = np.empty(wanted.shape, np.float32)
@@ -125,13 +130,21 @@ class Driver:
         self.calls.append(("asked", attribute, device))
         return 0, 132
 
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    capture_mode = 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        before, self.capture_mode = self.capture_mode, mode
+        return 0, before
+
     def cuMemHostAlloc(self, size, flags):
+        assert self.capture_mode == 2, "a capture forbids it"
         assert (size % 4, flags) == (0, 3)
         self.words = (ctypes.c_int32 * (size // 4))()
         return 0, ctypes.addressof(self.words)
 
     def cuLaunchKernel(self, function, *rest):
-        if function in ("make_lists", "spoil_results"):
+        if function in ("make_lists", "lists_of_lengths", "spoil_results"):
             (place,) = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:1]
             self.listed = LISTS.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(LISTS)))
             self.calls.append(("launch", function, *rest[:8], self.listed.n[0]))

@@ -53,6 +53,7 @@ WHOLE = 100
 """CPU seconds for all tests of a fault."""
 OPTIONS = ("-q", "-s", "--continue-on-collection-errors", "-p", "no:cacheprovider",
            "-p", "no:xdist", "-p", "no:benchmark",
+           "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of patterns
            "-m", "not gpu and not matrix")  # fmt: skip
 COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
           "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
@@ -89,6 +90,8 @@ TESTS: tuple[tuple[str, str], ...] = (
     ("templates/sm90a/lib/merge*", "unit/test_sm90a_merge unit/test_hopper_emulated"),
     ("templates/sm90a/*", "unit/test_hopper_emulated unit/test_scores_emulated "
                           "unit/test_entmax_emulated unit/test_fp8_emulated"),
+    ("templates/common/gen/*", "unit/test_thresholds unit/test_cpu_template unit/test_sm90a_bits"),
+    ("templates/common/lib/score_far*", "unit/test_far_scores"),
     ("templates/common/*list*", "unit/test_emulated_data_lists unit/test_emulated_documents"),
     ("templates/common/*", "unit/test_cpu_template unit/test_sm90a_bits unit/test_simt_emulated "
                            "unit/test_hopper_emulated"),

@@ -6,6 +6,7 @@ A probe follows the whole source, whose functions and constants it uses by name.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,19 @@ from maskc.dispatch.tables import Tables
 from maskc.testing.emulator import machine
 
 Argument = ctypes.Structure | ctypes.Array | np.ndarray | int | float
+
+
+def fenced(array: np.ndarray) -> np.ndarray:
+    """Return a copy that ends with a page; who reads on crashes."""
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    room = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    if protect(room.ctypes.data + size, mmap.PAGESIZE, 0):
+        raise OSError("the page behind an array cannot be protected")
+    copy = room[size - array.nbytes : size].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class Block:
@@ -29,9 +43,10 @@ class Block:
         self._arrays: list[np.ndarray] = []
         if tables is None:
             return
-        self.set(**{name: np.ascontiguousarray(x, np.int32) for name, x in tables.parts})
+        lists = {name: np.ascontiguousarray(x, np.int32) for name, x in tables.parts}
+        self.set(**{name: fenced(x) for name, x in lists.items()})
         for i, slot in enumerate(tables.slots):
-            self._arrays.append(np.ascontiguousarray(slot.values, np.int32))
+            self._arrays.append(fenced(np.ascontiguousarray(slot.values, np.int32)))
             self.structure.array[i] = self._arrays[-1].ctypes.data
             self.structure.array_batch[i], self.structure.array_head[i] = slot.batch, slot.head
             self.structure.array_row[i] = slot.row

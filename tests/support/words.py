@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -228,7 +229,7 @@ def _skipped(text: str, mark: re.Pattern[str]) -> Iterator[tuple[int, int]]:
     starts = sorted(node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
     for line, comment in enumerate(text.splitlines(), start=1):
         if mark.search(comment):
-            yield line, line - max(start for start in starts if start <= line) + 1
+            yield line, line - starts[bisect_right(starts, line) - 1] + 1
 
 
 # ------------------------------------------------------------------ ceilings

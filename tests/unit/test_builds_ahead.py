@@ -13,6 +13,7 @@ import pytest
 import maskc as mc
 from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BuildFailed
+from maskc.core.problem import Direction
 from maskc.runtime import planner
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch import ahead, kernels
@@ -51,7 +52,7 @@ def machine(monkeypatch):
 def begun(monkeypatch):
     """Everything that was begun ahead."""
     builds, start = [], ahead.start
-    monkeypatch.setattr(ahead, "start", lambda jobs: builds.append(start(jobs)) or builds[-1])
+    monkeypatch.setattr(ahead, "start", lambda *jobs: builds.append(start(*jobs)) or builds[-1])
 
     def over():
         for build in filter(None, builds):
@@ -249,6 +250,25 @@ def test_no_call_waits_for_other_lengths(machine, begun, monkeypatch):
     assert len(machine.built) > 1
 
 
+def test_other_lengths_wait_for_the_backward_pass_that_follows(machine, begun, monkeypatch):
+    hold, real, order = threading.Event(), machine.build, []
+
+    def build(unit, *args):
+        if unit.directions == (Direction.backward,) and not hold.is_set():
+            assert hold.wait(30)
+        order.append(unit.directions)
+        return real(unit, *args)
+
+    monkeypatch.setattr(kernels, "build", build)
+    mask = MASKS["large and small tiles"].compile(64, target="sm_90a")
+    mask.run(AttentionCall(*given(n=300), backward=CallOptions()))
+    assert order == [(Direction.forward,)]
+    hold.set()
+    begun()
+    assert order[1] == (Direction.backward,)
+    assert len(order) > 2
+
+
 @pytest.mark.parametrize("name", ["large and small tiles", "parts", "listed columns", "documents"])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("follows", [False, True])
@@ -261,7 +281,7 @@ def test_a_backward_pass_that_follows_is_built(
     mask.run(AttentionCall(*given(n=300), data=data, backward=options))
     begun()
     before = len(machine.built)
-    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    monkeypatch.setattr(ahead, "start", lambda *jobs: None)
     backward(mask, *given(n=300), deterministic=deterministic, **data)
     assert (len(machine.built) == before) == follows
 
@@ -316,6 +336,6 @@ def test_tensors_that_require_grad(machine, begun, monkeypatch, name):
     out = attn(q, k, k, **options)
     begun()
     before = len(machine.built)
-    monkeypatch.setattr(ahead, "start", lambda jobs: None)
+    monkeypatch.setattr(ahead, "start", lambda *jobs: None)
     out.sum().backward()
     assert len(machine.built) == before

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import maskc as mc
+from maskc import conventions
 from maskc.core.errors import (
     BadOption,
     BadShape,
@@ -279,6 +281,26 @@ def test_gradients_and_compilation() -> None:
 
 
 # ------------------------------------------------------------------ what is refused
+
+
+def test_lengths_on_a_gpu_and_promises_are_read_if_calls_are_checked(monkeypatch) -> None:
+    """Two arrays become intervals where they are, and nothing else looks at them."""
+    x, right, wrong = draw(24, 2, 16), np.array([0, 20, 24]), np.array([0, 24, 20])
+    monkeypatch.setattr(conventions, "_on_host", lambda _: False)
+    monkeypatch.setattr(conventions, "_on_gpu", lambda _: True)
+    for check in ("", "1"):
+        monkeypatch.setenv("MASKC_CHECK", check)
+        for of_k, most, found in ((right + 0, 16, "promises 16 at most"), (wrong, 24, "fall from")):
+            refused = pytest.raises(DataRange, match=found) if check else nullcontext()
+            with refused:
+                mc.attention(x, x, x, cu_seqlens_q=right, cu_seqlens_k=of_k, max_seqlen=most)
+
+
+def test_lengths_on_two_devices_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    x, ends = torch.from_numpy(draw(24, 2, 16)), torch.tensor([0, 24])
+    with pytest.raises(BadOption, match="on cpu, as cu_seqlens_q is, found an array on meta"):
+        mc.attention(x, x, x, cu_seqlens_q=ends, cu_seqlens_k=ends.to("meta"))
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

@@ -12,12 +12,14 @@ import pytest
 
 from tests.support import cover, mutants
 from tests.support.cover import (
+    DEAR,
     LIST,
     NIGHTLY,
     UNTRACED,
     Measured,
     by_target,
     chosen,
+    finders,
     implied,
     is_later,
     listed,
@@ -60,7 +62,7 @@ def test_cases_that_others_cover_run_at_night():
     line, other, target = ("maskc/plan/a.py", 1), ("maskc/plan/a.py", 2), ("cpu", "sinks")
     tests = {
         "a.py::same[1]": Measured(2.0, {line, other}),
-        "a.py::same[2]": Measured(1.0, {line, other}),
+        "a.py::same[2]": Measured(0.9, {line, other}),
         "a.py::same[3]": Measured(9.0, {line, ("a.py::same", 0, "3")}),
         "a.py::same[4]": Measured(0.1, {line}),
     }
@@ -69,12 +71,25 @@ def test_cases_that_others_cover_run_at_night():
     for whole in ("a.py::same", "a.py"):  # the table of faults names no case
         assert implied(tests, frozenset({whole})) == set()
     tests["a.py::same[1]"].reaches.add(target)  # a line on one target is not that on another
-    tests["a.py::other"] = Measured(1.0, {target})
+    tests["a.py::other"] = Measured(0.9, {target})
     assert implied(tests) == {"a.py::same[3]"}
-    alone = {f"b.py::one[{i}]": Measured(1.0 + i, {line}) for i in range(3)}
+    alone = {f"b.py::one[{i}]": Measured(0.5 + i, {line}) for i in range(3)}
     assert implied(alone) == {"b.py::one[1]", "b.py::one[2]"}
+    dear = {f"{file}.py::{file}": Measured(DEAR + i, {line}) for i, file in enumerate("cde")}
+    assert implied(alone | dear) == {*dear, "b.py::one[1]", "b.py::one[2]"}
+    assert implied(dear, frozenset({"e.py::e"})) == {"c.py::c", "d.py::d"}
+    assert implied({f"tests/property/{name}": test for name, test in dear.items()}) == set()
     untraced = {name.replace("b.py", UNTRACED[0]): test for name, test in alone.items()}
     assert implied(untraced) == set()
+
+
+def test_what_crashes_by_a_fault_finds_it():
+    table = "a.py: sign: x  ->  y  |  t.py::one[a b] crashes\nb.py: z  |  t.py::two hangs\n"
+    assert finders(table + "c.py: z  |  t.py::three\n") == {
+        "t.py::one[a b]",
+        "t.py::two",
+        "t.py::three",
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,7 +113,8 @@ def test_what_counts_once_for_each_target(place, text, apart):
 
 def test_lines_that_print_a_mask_or_declare_something_do_not_count():
     idle = ("k <= q + m.c0;", "(void)m;", "[[maybe_unused]] constexpr bool PADDED = 0;",
-            "__device__ __forceinline__ i0 f(i0 x) {")  # fmt: skip
+            "__device__ __forceinline__ i0 f(i0 x) {", "template <class Side>", "i0 head;",
+            "const struct Attention &p, i0) {", "if (0 && ADDS && p.dslopes) {")  # fmt: skip
     assert by_target({("simt", line) for line in (*idle, "k <= q;")}) == {"k <= q;"}
 
 
@@ -114,7 +130,7 @@ def test_refused():
     monkeypatch.setattr(cover, "ROOT", tmp_path)
     cover._checked.cache_clear()
     names = [f"c.py::test_{name}" for name in ("one", "two", "also", "refused")]
-    tests = {name: Measured(1.0 + i, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
+    tests = {name: Measured(0.2 + i / 5, {("maskc/a.py", 1)}) for i, name in enumerate(names)}
     assert implied(tests) == {names[1]}
     cover._checked.cache_clear()
 

@@ -14,7 +14,12 @@ from maskc.core.errors import DataRange
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
 from tests.support import cases
-from tests.support.documents import lengths_on_device, lengths_on_host, neighbours_change_no_bit
+from tests.support.documents import (
+    ends,
+    lengths_on_device,
+    lengths_on_host,
+    neighbours_change_no_bit,
+)
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.exact_attention import called, results, tensors, wrong
 from tests.support.hopper import with_rules
@@ -172,18 +177,21 @@ def test_random_lengths(most):
         assert not want["out"].isnan().any()
 
 
-def test_queries_and_keys_with_lengths_of_their_own():
-    """Their documents may lie anywhere: nothing is left out then."""
+@pytest.mark.parametrize(
+    ("of_q", "of_k"),
+    [([0, 80, 90], [0, 10, 90, 170]), (ends([8, 3] * 8 + [2]), ends([20, 0] * 8 + [10]))],
+)
+def test_queries_and_keys_with_lengths_of_their_own(of_q, of_k):
+    """Their documents may lie anywhere: nothing is left out then. Some have no keys."""
     attn = compiled(DOCUMENTS)
     q, _, _, _ = made(90)
     _, k, v, _ = made(170, 1)
-    of_q, of_k = [0, 80, 90], [0, 10, 90, 170]
     made_on = {
         "host": (np.array(of_q), np.array(of_k)),
         "device": (torch.tensor(of_q), torch.tensor(of_k)),
     }
     outs = [
-        attn(q, k, v, doc=tuple(mc.cu_seqlens(x, max_seqlen=80) for x in pair))
+        attn(q, k, v, doc=tuple(mc.cu_seqlens(x, max_seqlen=160) for x in pair))
         for pair in made_on.values()
     ]
     ids = [np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in (of_q, of_k)]

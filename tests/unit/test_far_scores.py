@@ -88,6 +88,21 @@ def test_weights_of_such_a_row_add_up_to_1_in_the_backward_pass(dtype):
     torch.testing.assert_close(dv.float(), torch.ones(1, 1, N, 16), rtol=1e-2, atol=1e-2)
 
 
+def test_parts_of_such_rows_add_up():
+    """Each part gets the out and lse of all, and its weights do not sum to 1."""
+    rng = np.random.default_rng(4)
+    q, k, v, dout = (rng.normal(size=(1, 1, N, 8)).astype(np.float32) for _ in range(4))
+    score, bias = mc.scores.bias(), np.full((N, N), -5000, np.float32)
+    masks = mc.causal(), mc.causal() & mc.window(3), mc.causal() - mc.window(3)
+    whole, *parts = (x.compile(8, dtype="float32", target="cpu", score=score) for x in masks)
+    out, lse = whole(q, k, v, return_lse=True, bias=bias)
+    results = [x.backward(q, k, v, out, lse, dout, bias=bias)[:3] for x in parts]
+    made = ScoreOf(score.inputs, {"bias": bias}, N, N)
+    wanted = gradients(q, k, v, masks[0].dense(N), dout, score=made)
+    for name, *pieces in zip(("dq", "dk", "dv"), *results, strict=True):
+        np.testing.assert_allclose(sum(pieces), wanted[name], atol=5e-3, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "tolerance"),
     [("simt", "float32", 1e-5), ("sm_80", "float16", 2e-3), ("sm_90a", "bfloat16", 2e-2)],

@@ -28,6 +28,7 @@ from maskc.core.errors import (
     HeadsDoNotDivide,
     NoCompiler,
     NotAMask,
+    NotAnArray,
     NotASplashMask,
     NotExported,
     NotRecorded,
@@ -558,6 +559,8 @@ def test_export_is_refused():
 
 def test_mistakes_are_named():
     q, k, v, _ = oracle.inputs(tokens=20)
+    with pytest.raises(NotAnArray, match=r"q is a [\s\S]*integrations\.jax\.attention"):
+        jax.jit(lambda q: mc.attention(q, q, q, mc.causal()))(jnp.zeros((1, 2, 5, 16)))
     with pytest.raises(NotAMask):
         attention(q, k, v, jnp.ones((20, 20), bool))
     with pytest.raises(WrongRank):

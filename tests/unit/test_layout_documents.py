@@ -18,6 +18,7 @@ from maskc.core.evaluator import evaluate
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
+    band_of,
     beside_documents,
     build,
     check_documents,
@@ -196,3 +197,25 @@ def test_what_else_a_mask_keeps(mask):
 ])  # fmt: skip
 def test_other_masks(mask):
     assert beside_documents(*variant(mask)) is None
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (37, 37), (30, 45), (45, 30)])
+@pytest.mark.parametrize(
+    ("mask", "is_band"),
+    [
+        (mc.documents("doc"), True), (mc.documents("doc") & mc.causal(), True),
+        (mc.documents("doc") & mc.window(9, 2), True),
+        (mc.documents("doc") & mc.causal() & (mc.window(3) | mc.sinks(2)), False),
+        (mc.documents("doc") & mc.prefix(20), False), (mc.documents("doc") & mc.strided(7), False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bands(mask, is_band, lengths):
+    bundle = mask.compile(head_dim=64, target="cpu").bundle
+    keep = beside_documents(bundle.variants[0].keep, bundle.data)
+    band, (q, k) = band_of(keep, *lengths), np.ogrid[: lengths[0], : lengths[1]]
+    if lengths != (1, 1):
+        assert (band is not None) is is_band
+    if band is not None:
+        live = mask.dense(*lengths, doc=tuple(np.zeros(n, np.int32) for n in lengths))
+        assert np.array_equal((k >= q + band[0]) & (k < q + band[1]), live)

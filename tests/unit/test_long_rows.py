@@ -3,6 +3,7 @@ emulator, heads packed for decoding, what NVRTC makes of the sources, what is le
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +83,13 @@ def test_entmax():
     attn = mc.causal().compile(512, dtype="float16", target="sm_80")
     made = given(70, 100, 512, dtype=torch.float16)
     check_entmax(attn, made, live_pairs(mc.causal(), 70, 100), 1.5)
+
+
+def test_no_ids_behind_the_last_token_are_read():
+    """Rows of a tile may be no tokens; nothing lies behind what the host sends."""
+    mask, ids = mc.documents("x") & mc.causal(), np.arange(72, dtype=np.int32) // 30
+    attn, live = mask.compile(264, target="sm_80"), live_pairs(mask, 72, 72, {"x": ids})
+    check(attn, given(72, 72, 264), live, {"x": ids})
 
 
 def test_parts_join():

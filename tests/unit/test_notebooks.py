@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.thorough import THOROUGH, compile_soon_elsewhere
+from tests.support.thorough import THOROUGH, compile_soon_elsewhere, more
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -48,20 +48,19 @@ def missing(notebook) -> list[str]:
     return [name for name in imported if find_spec(name) is None]
 
 
-@pytest.fixture(scope="module")
-def executed(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> dict[Path, Any]:
-    """Run all notebooks in one kernel: importing PyTorch takes longer than most of their cells."""
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    notebooks = {path: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
-    notebooks = {path: notebook for path, notebook in notebooks.items() if not missing(notebook)}
-    whole, folder = nbformat.v4.new_notebook(), tmp_path_factory.mktemp("notebooks")
-    for notebook in notebooks.values():
+def run(notebooks: list[Any], folder: Path, exact: bool) -> None:
+    """Run notebooks in one kernel: importing PyTorch takes longer than most of their cells.
+
+    Args:
+        notebooks: they get their outputs.
+        folder: the kernel's working directory.
+        exact: compile as the cells say.
+    """
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    whole = nbformat.v4.new_notebook()
+    for notebook in notebooks:
         whole.cells += [nbformat.v4.new_code_cell("%reset -f"), *notebook.cells]
-    if not THOROUGH and not request.config.getoption("--update-golden"):
+    if not exact:
         for cell in whole.cells:  # Inductor takes as long for it as all cells together
             cell.source = cell.source.replace(FLEX, f'{FLEX[:-1]}, backend="eager")')
     with pytest.MonkeyPatch.context() as patch:
@@ -76,36 +75,50 @@ def executed(
             allow_errors=True,
             resources={"metadata": {"path": str(folder)}},
         ).execute()
-    return notebooks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_prints_what_it_shows(
-    path: Path, executed: dict[Path, Any], request: pytest.FixtureRequest
+@pytest.mark.parametrize("paths", [NOTEBOOKS[:2], more(NOTEBOOKS[2:])], ids=["masks", "models"])
+def test_notebooks_print_what_they_show(
+    paths: list[Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     nbformat = pytest.importorskip("nbformat")
-    committed = nbformat.read(path, as_version=4)
-    if path not in executed:
-        pytest.skip(f"{path.name} needs {', '.join(missing(committed))}")
-    notebook = executed[path]
+    pytest.importorskip("ipykernel")
+    update = request.config.getoption("--update-golden")
+    committed = {path: nbformat.read(path, as_version=4) for path in paths}
+    notebooks = {
+        path: nbformat.read(path, as_version=4)
+        for path, notebook in committed.items()
+        if not missing(notebook)
+    }
+    run(list(notebooks.values()), tmp_path, THOROUGH or update)
+    for path, notebook in notebooks.items():
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        outputs = [output for cell in cells for output in cell.outputs]
+        assert [x.evalue for x in outputs if x.output_type == "error"] == [], path.name
+        if update:
+            write(notebook, path)
+            continue
+        shown = committed[path]
+        assert printed(notebook) == printed(shown), path.name
+        assert pictures(notebook) == pictures(shown), path.name
+    if lacking := {path.name: missing(committed[path]) for path in paths if path not in notebooks}:
+        pytest.skip(f"without modules: {lacking}")
+
+
+def write(notebook: Any, path: Path) -> None:
+    """Write a notebook with its outputs, without what differs from run to run."""
+    nbformat = pytest.importorskip("nbformat")
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    errors = [
-        output.evalue for cell in cells for output in cell.outputs if output.output_type == "error"
-    ]
-    assert errors == []
-    if request.config.getoption("--update-golden"):
-        for number, cell in enumerate(cells, 1):
-            cell.execution_count = number
-            for output in cell.outputs:
-                if "execution_count" in output:
-                    output.execution_count = number
-        for cell in notebook.cells:
-            cell.metadata.pop("execution", None)  # times of the run, not worth a diff
-        notebook.metadata["language_info"] = {"name": "python"}  # nor is the version of Python
-        nbformat.write(notebook, path)
-        return
-    assert (printed(notebook), pictures(notebook)) == (printed(committed), pictures(committed))
+    for number, cell in enumerate(cells, 1):
+        cell.execution_count = number
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = number
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # times of the run, not worth a diff
+    notebook.metadata["language_info"] = {"name": "python"}  # nor is the version of Python
+    nbformat.write(notebook, path)
 
 
 def test_every_notebook_is_committed_with_its_outputs() -> None:

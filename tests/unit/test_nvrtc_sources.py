@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from maskc import driver
 from maskc.build import build as compile_source
 from maskc.build.nvrtc import library
 from maskc.core.bundle import SourceUnit
+from maskc.core.errors import HeadDimUnsupported
 from maskc.core.problem import Feature
-from maskc.core.target import TARGETS
+from maskc.core.target import NARROW, TARGETS
 from maskc.ir.heads import fixed_heads
 from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
@@ -39,9 +41,13 @@ def unit(path: Path, head_dim: int, dtype: str = "bfloat16") -> SourceUnit:
 
 @cache
 def distinct(head_dim: int, dtype: str = "bfloat16") -> tuple[SourceUnit, ...]:
-    """Sources of all patterns; some differ in constants only."""
-    units = (unit(path, head_dim, dtype) for path in PATTERNS)
-    return tuple({unit.digest: unit for unit in units}.values())
+    """Sources of all patterns that have kernels of this width; some differ in constants only."""
+    units = {}
+    for path in PATTERNS:
+        with suppress(*(HeadDimUnsupported,) * (head_dim > NARROW)):
+            source = unit(path, head_dim, dtype)
+            units[source.digest] = source
+    return tuple(units.values())
 
 
 def check(source: SourceUnit, arch: str, features: frozenset[Feature] = NONE) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import maskc as mc
 from maskc.core.problem import Direction
+from maskc.plan.families import sm80
 from maskc.testing.emulator import machine
 from tests.support.exact_attention import called, live_pairs, results, wrong
 from tests.support.hopper import nan_memory
@@ -76,6 +77,18 @@ def judged(attn, made):
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(attn, name):
     judged(attn, tensors(attn, *SHAPES[name]))
+
+
+def test_the_last_group_of_heads_is_smaller(monkeypatch):
+    """Keys of two heads fit the cache that sm_80 counts on, so the third head is alone."""
+    machine.install(monkeypatch)
+    monkeypatch.setattr(sm80, "L2_BYTES", 2 * 70 * 2 * (DIM + DIM))
+    attn = (MASK & mc.window(60)).compile(DIM, target="sm_80")
+    with nan_memory():
+        q, k, v, _ = tensors(attn, 1, 3, 3, 70, 70)
+        out = attn(q, k, v)
+        alone = [attn(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(3)]
+    assert torch.equal(out, torch.cat(alone, dim=1))
 
 
 @pytest.mark.parametrize("name", EMPTY)

@@ -49,6 +49,16 @@ def test_whole_tiles_and_odd_rows(n_kv):
 
 
 @pytest.mark.usefixtures("device")
+def test_tiles_of_fewer_rows_than_keys():
+    """The backward pass of heads of 128 has such tiles where pairs are many."""
+    made = mc.causal().compile(128, dtype="bfloat16", target="sm_90a", score=ADDED)
+    units = tuple(x for x in made.bundle.units if x.form != "small")
+    bundle = replace(made.bundle, units=units)
+    attn = CompiledMask(bundle, "sm_90a", held=made.held, inputs=ADDED.inputs)
+    judged(ADDED, mc.causal(), "contiguous", 100, 136, torch.bfloat16, 128, attn=attn)
+
+
+@pytest.mark.usefixtures("device")
 def test_the_same_sums():
     """Exact sums of entries that heads and sequences share, in a launch of their own."""
     judged(ADDED, mc.causal(), "shared", 130, 210, torch.bfloat16, deterministic=True)

@@ -18,6 +18,7 @@ import maskc as mc
 from maskc import testing
 from maskc.dsl.pattern import Pattern
 from maskc.runtime import CompiledMask
+from maskc.runtime.call_path import Passes
 
 ROOMS = ("distributed", "evaluate", "nn", "patterns", "scores", "testing")
 
@@ -56,8 +57,9 @@ def arguments(function: object) -> str:
 
 
 def methods(kind: type) -> Iterator[str]:
-    """Public methods and properties that a class itself defines."""
-    for name, member in sorted(vars(kind).items()):
+    """Public methods and properties that a class itself defines, or for it the path of a call."""
+    defined = {**vars(Passes), **vars(kind)} if issubclass(kind, Passes) else vars(kind)
+    for name, member in sorted(defined.items()):
         if name not in ("__call__", "__init__") and name[0] == "_":
             continue
         made = getattr(member, "__func__", member)

@@ -146,6 +146,26 @@ def test_a_copy_that_is_part_of_a_graph_serves_nobody_else(monkeypatch):
     assert len(plans._captured) == 1
 
 
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "prepared"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "first"])
+def test_nobody_keeps_memory_that_belongs_to_a_graph(monkeypatch, captured: bool, warm: bool):
+    """torch.compile records no graph whose memory somebody else keeps."""
+    monkeypatch.setattr(plans, "_captured", {})
+    library, kernel = Streams(), Recorder()
+    plan = gpu_plan(kernel, ITEMS)
+    if warm:
+        for _ in range(CAPTURED + 1):
+            plan.place(library, None)
+    outside = [*plan.sent.values()]
+    library.graphs_own, library.current, kernel.graph, library.lent = True, 9, captured, True
+    for _ in range(CAPTURED + 1):  # more than there are spare counters
+        sent, _ = plan.place(library, None)
+        assert not sent.lasting
+    assert [*plan.sent.values()] == outside
+    assert [*plans._captured.values()] == (outside if captured else [])
+    assert len(plan.tables.copies) == warm
+
+
 ITEMS = Work(np.ones((3, len(abi.WORK_FIELDS)), np.int32), 3, False)
 
 

@@ -578,3 +578,13 @@ def test_caps(function, numbers):
     found = S.cap(mc.score(function).formula.logit)
     values = found and [eval(S.to_score_text(each)) for each in found]
     assert values == (numbers and pytest.approx(list(numbers)))
+
+
+def test_logarithms_of_subnormal_numbers():
+    rates = np.array([1e-40, 2e-38], np.float32)
+    rate = mc.table("rate")
+    score = mc.score(lambda s, q, k: s + mc.scores.log(rate[k]))
+    q, k = np.zeros((1, 1, 1, 8), np.float32), np.zeros((1, 1, 2, 8), np.float32)
+    attn = mc.full().compile(8, dtype="float32", target="cpu", score=score)
+    _, lse = attn(q, k, k, return_lse=True, rate=rates)
+    np.testing.assert_allclose(lse, np.log(rates.astype(np.float64).sum()), rtol=1e-5)

@@ -16,7 +16,7 @@ from maskc.runtime.device_lists import topk_sizes as choosing
 from maskc.runtime.device_lists.topk_launch import SelectedPlan
 from tests.support import cases
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.hopper import check, compiled
+from tests.support.hopper import check, compiled, nan_memory
 from tests.support.selected import Capture, blocks_of, faults, integers, work_faults
 from tests.support.thorough import alternating, chiefly, more
 
@@ -290,6 +290,15 @@ def test_both_passes(name, deterministic):
     live = torch.tensor(dense(mask, *tensors[:2], {}).copy())
     check(attn, tensors, live, deterministic=deterministic)
     assert isinstance(attn._last[1], SelectedPlan)
+
+
+def test_sequences_share_a_choice():
+    """The scores are the same for all of them."""
+    attn = compiled(ALONE["pairs"][0](2), 64, heads=4)
+    made_once, data = made(70, 130, batch=1), given("pairs", 70, 130)
+    with nan_memory():
+        twice = attn(*(x.repeat(2, 1, 1, 1) for x in made_once), **data)
+        assert torch.equal(twice, attn(*made_once, **data).expand_as(twice))
 
 
 def test_the_forward_of_sm80(monkeypatch):

@@ -333,7 +333,15 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
     ("name", "dim", "source"), each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"])
 )
 def test_bits_of_chosen_blocks_are_the_mask(name, dim, source):
-    mask = BY_CELLS[name]
+    judge_cells(BY_CELLS[name], dim, source, LONG_SIZES)
+
+
+def test_blocks_that_end_with_a_word_of_their_table():
+    """Tiles of 96 keys begin in one word and end in the next, except for the last tile."""
+    judge_cells(BY_CELLS["narrow"], 192, "large", [(9, 512), (9, 530)])
+
+
+def judge_cells(mask, dim, source, sizes):
     bundle = emitted(mask, dim)
     direction = Direction.backward if source == "backward" else Direction.forward
     form = "small" if source == "small" else ""
@@ -342,7 +350,7 @@ def test_bits_of_chosen_blocks_are_the_mask(name, dim, source):
         pytest.skip("there are no smaller tiles")
     bits = HostBits(bundle, units[0])
     rng = np.random.default_rng(dim)
-    for n_q, n_kv in LONG_SIZES:
+    for n_q, n_kv in sizes:
         chosen = tables(mask, n_q, n_kv, rng)
         want = live(mask, n_q, n_kv, chosen)
         found = bits.live(n_q, n_kv, HEADS, chosen=chosen)

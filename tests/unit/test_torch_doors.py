@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from maskc.core.errors import (
     MixedLibraries,
     NestedTensor,
     NoGradient,
+    NotAnArray,
     TargetNotBuilt,
 )
 from maskc.core.problem import Direction
@@ -456,6 +458,30 @@ def test_fake_tensors_have_shapes_and_gradients(door, way: str):
         inputs = [torch.empty_like(x, requires_grad=True) for x in tensors(9)]
         call(*inputs).sum().backward()
     assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
+
+
+def masked(x):
+    return torch.masked.masked_tensor(x, torch.ones_like(x, dtype=torch.bool))
+
+
+def fake(x):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(x)
+
+
+@pytest.mark.parametrize("way", DOORS)
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [*product(("q", "doc"), (masked, fake)), ("k", fake), ("k", torch._to_functional_tensor)],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.masked
+def test_tensors_that_cannot_run_attention_are_named(door, way: str, name: str, wrap):
+    q, k, v = (x.detach() for x in tensors(9))
+    given = {"q": q, "k": k, "v": v, "doc": torch.arange(9) // 4}
+    given[name] = wrap(given[name])
+    with pytest.raises(NotAnArray, match=rf"{name} is a [\s\S]*pass a"):
+        door(way, MASKS["documents"])(given["q"], given["k"], given["v"], doc=given["doc"])
 
 
 @pytest.mark.parametrize("way", DOORS)

@@ -535,6 +535,29 @@ class IntegersUnread(MaskcError):
     hint = "pass it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array"
 
 
+class ReadInGraph(MaskcError):
+    """The host would have to read an array on a GPU while a CUDA graph is being captured.
+
+    A replay would not repeat what the host does. docs/language.md lists the data that the host
+    reads, such as key lists; they may lie in host memory.
+    """
+
+    code = "MC445"
+    message = "the host must read {0!r}, and cannot while a CUDA graph is being captured"
+    hint = "pass it in host memory, for example x.cpu(); replays then use the values of the capture"
+
+
+class SubclassNotRun(NotAnArray):
+    """A tensor is of a type that runs operators by itself, and refused to run attention."""
+
+    code = "MC446"
+    message = "{0} is a {1}, and this type of tensor cannot run attention with the other arrays"
+    hint = (
+        "pass a plain torch.Tensor; make all FakeTensors of a call in one FakeTensorMode; pass a "
+        "MaskedTensor as x.get_data(), and what it masks by the mask, for example mc.flags"
+    )
+
+
 class NotRecorded(MaskcError):
     """A call cannot become part of a program that JAX compiles for a GPU."""
 

@@ -22,7 +22,13 @@ import torch
 
 from maskc.core.attention_call import DEFAULTS, WITH_LSE, AttentionCall, CallOptions
 from maskc.core.captured import present, recomputed
-from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
+from maskc.core.errors import (
+    MaskcError,
+    MixedLibraries,
+    SubclassNotRun,
+    WrongDevice,
+    WrongRank,
+)
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array, Order
 from maskc.dispatch.checks import check_inputs, of_every_sequence
@@ -85,12 +91,13 @@ def through_torch(
         NoGradient: data require grad: what is chosen by them has no derivative.
         BadOption: torch.func or forward-mode differentiation transforms a tensor.
         ShardedTensor: a tensor is a DTensor.
+        SubclassNotRun: a tensor subclass does not run the operator (MC446).
         MaskcError: see CompiledMask.
     """
     q, k, v, options, data, _, _, _, _, _, _, _, order = call
     slopes, sinks = options.alibi_slopes, options.sink_logits
-    vectors = data if slopes is sinks is None else {
-        "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
+    has_vectors = not slopes is sinks is None
+    vectors = {"alibi_slopes": slopes, "sink_logits": sinks, **data} if has_vectors else data
     sees, watched = _who_sees(q, k, v, options, vectors), False
     if sees is _OTHERS:
         q, k, v = cast_all(q, k, v, dtype)
@@ -115,7 +122,7 @@ def through_torch(
     packed, tensors = packed_call(options, data, as_operator=watched)
     if sees is _OTHERS:
         k, v = _tensor(k, "k"), _tensor(v, "v")
-    if vectors is not data:
+    if has_vectors:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
@@ -123,7 +130,11 @@ def through_torch(
         mask = in_graph(attn, torch.compiler.is_dynamo_compiling())
         read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
         args = (q, k, v, slopes, sinks, keep, tensors or None, read, mask, *packed.numbers())
-        out, lse, _ = _dispatched(run, args, (*tensors, *(read or ())))
+        if torch.compiler.is_compiling():
+            out, lse, _ = run(*args)
+        else:
+            named = {"q": q, "k": k, "v": v, **vectors}
+            out, lse, _ = _dispatched(run, args, (*tensors, *(read or ())), named)
         out = out if order is None else order.restored(out)
     else:
         packed = packed if order is None else packed._replace(order=order)
@@ -258,9 +269,10 @@ def _wanted(
     Raises:
         NoGradient: data require grad. BadOption: a number does.
     """
-    for name in ("scale", "softcap"):
-        if _is_trained(getattr(options, name)):
-            refuse("number", name, torch.compiler.is_compiling())
+    if not (options is DEFAULTS or options is WITH_LSE):
+        for name in ("scale", "softcap"):
+            if _is_trained(getattr(options, name)):
+                refuse("number", name, torch.compiler.is_compiling())
     is_needed = False
     for x in (q, k, v):
         if isinstance(x, torch.Tensor) and x.requires_grad:
@@ -284,15 +296,31 @@ def _is_trained(*given: Any) -> bool:
     return True in [x.requires_grad for x in given if isinstance(x, torch.Tensor)]
 
 
-def _dispatched(run: Any, args: tuple[Any, ...], listed: tuple[Any, ...]) -> Any:
+def _dispatched(
+    run: Any, args: tuple[Any, ...], listed: tuple[Any, ...], named: Mapping[str, Any]
+) -> Any:
     """Call an operator, also where a tensor subclass without memory stands in a list alone.
 
     PyTorch's dispatcher does not look into optional lists for subclasses.
+
+    Raises:
+        SubclassNotRun: a subclass refuses.
     """
-    if torch.compiler.is_compiling() or any(map(_dispatches, args[:3])):
-        return run(*args)
-    kind = next((type(x) for x in listed if _dispatches(x)), None)
-    return run(*args) if kind is None else kind.__torch_dispatch__(run, (kind,), args, {})
+    kind, refusal = None, None
+    if not any(map(_dispatches, args[:3])):
+        kind = next((type(x) for x in listed if _dispatches(x)), None)
+    try:
+        results = run(*args) if kind is None else kind.__torch_dispatch__(run, (kind,), args, {})
+        if results is not NotImplemented:
+            return results
+    except MaskcError:
+        raise
+    except (AssertionError, TypeError) as error:
+        refusal = error
+    for name, x in named.items():
+        if isinstance(x, torch.Tensor) and _dispatches(x):
+            raise SubclassNotRun(name, type(x).__name__, at=name) from refusal
+    raise refusal or TypeError(f"{run} is not implemented for {kind}")
 
 
 def _dispatches(x: Any) -> bool:

@@ -30,10 +30,14 @@ def forward(
     return results
 
 
+_is_deterministic = torch._C._get_deterministic_algorithms
+"""`torch.are_deterministic_algorithms_enabled`, without a call in between."""
+
+
 def _of_backward(options: CallOptions) -> CallOptions:
     """Return the options of the backward pass: the mode of torch.use_deterministic_algorithms joins
     the call's own."""
-    if torch.are_deterministic_algorithms_enabled():
+    if _is_deterministic():
         return options._replace(deterministic=True)
     return options
 

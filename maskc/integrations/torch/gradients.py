@@ -17,6 +17,11 @@ Derivative = Callable[..., Any]
 """Backward function that `once` wraps: (ctx, saved tensors, gradients of results)."""
 
 
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+"""Questions that every backward pass asks of torch, looked up once."""
+
+
 def refuse_transforms(arguments: Mapping[str, Any]) -> None:
     """Raise an error for tensors with transforms or parts that a kernel would ignore.
 
@@ -51,10 +56,10 @@ def once(derivative: Derivative) -> Backward:
     """
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        functorch = torch._C._functorch  # which is_grads_batched does without
-        if functorch.peek_interpreter_stack() is not None or any(
-            x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
-        ):
+        is_transformed = _transforms() is not None  # is_grads_batched does without
+        for x in gradients:
+            is_transformed = is_transformed or (x is not None and _is_batched(x))
+        if is_transformed:
             finding = "vmap (is_grads_batched, vectorize=True)"
             raise TensorTransformed("dout", finding, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskc.core.errors import DataRange, DataType, TensorTransformed, WrongDevice
+from maskc.core.errors import DataRange, DataType, ReadInGraph, TensorTransformed, WrongDevice
 from maskc.core.tensors import not_an_array, refuse_masked, torch_of
 from maskc.core.widths import INT32
 
@@ -29,11 +29,14 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
         DataType: NumPy has no such element type.
         WrongDevice: it is a tensor of the meta device, which has no content.
         TensorTransformed: torch.func transforms it (MC652).
+        ReadInGraph: it is on a GPU, and a CUDA graph is being captured (MC445).
         RuntimeError: the array's own library cannot copy it to the host.
     """
     refuse_masked(given, name)
     if isinstance(given, np.ndarray):
         return given
+    if getattr(given, "is_cuda", False) and _captures(given):
+        raise ReadInGraph(name, at=name)
     try:
         # Views of torch may keep their signs in a bit; numpy(force=True) resolves it.
         if hasattr(given, "resolve_neg") and hasattr(given, "numpy"):
@@ -61,6 +64,12 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     if host.dtype == object:
         raise not_an_array(name, given)
     return host
+
+
+def _captures(given: object) -> bool:
+    """Whether torch is capturing a CUDA graph."""
+    torch = torch_of(given)
+    return torch is not None and bool(torch.cuda.is_current_stream_capturing())
 
 
 def check_int32(name: str, array: np.ndarray) -> None:

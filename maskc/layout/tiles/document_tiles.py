@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,12 +23,17 @@ from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
+from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.expand import numbered
 
 RUNS_PER_COLUMN = 4
 """Most documents per tile column of a list. With more, documents have few keys per tile, and tiles
 begin at tile columns."""
+_SAMPLES = 9
+"""Queries that give the numbers of a band."""
+FAR = 1 << 30
+"""More tokens than there are."""
 MOST_KEYS = (1 << 28) - 1
 """Keys that words of kernels can name."""
 
@@ -67,6 +73,54 @@ def room_of(kept: int, rows: int, columns: int) -> int:
     row shares at most its first document with the rows before.
     """
     return 2 * kept + rows + most_runs(columns)
+
+
+@lru_cache(maxsize=256)
+def band_of(
+    alongside: Expr, n_q: int, n_kv: int, params: tuple[tuple[str, int], ...] = ()
+) -> tuple[int, int] | None:
+    """Find a band: a query q sees the keys q + low to q + high - 1, as far as they exist.
+
+    Args:
+        alongside: a mask over q, k, n_q, n_kv and parameters.
+        n_q, n_kv: queries and keys.
+        params: names and values of parameters.
+
+    Returns:
+        low and high, -FAR and FAR where nothing but the ends of the keys limits them; None if the
+        mask is not proved to be a band.
+    """
+    values = {**E.params(alongside), **dict(params), "n_q": n_q, "n_kv": n_kv}
+    keep, analyst = E.with_values(alongside, values), Analyst({})
+    # Some queries give the numbers
+    q = np.unique(np.linspace(0, n_q - 1, _SAMPLES).astype(np.int64))
+    first, end = np.zeros_like(q), np.zeros_like(q)
+    for bit in reversed(range((n_kv + 1).bit_length())):  # keys 0 to first - 1 see nothing
+        more = np.minimum(first + (1 << bit), n_kv)
+        first = np.where(analyst.verdict(keep, PairBoxes(q, q, 0 * q, more - 1))[0], first, more)
+        more = np.minimum(end + (1 << bit), n_kv)  # keys end - 1 to the last see something
+        end = np.where(
+            analyst.verdict(keep, PairBoxes(q, q, more - 1, 0 * q + n_kv - 1))[0], more, end
+        )
+    some = first < end
+    lows, highs = (first - q)[some & (first > 0)], (end - q)[some & (end < n_kv)]
+    low, high = int(lows[0]) if lows.size else -FAR, int(highs[0]) if highs.size else FAR
+    # All queries prove them
+    q = np.arange(n_q)
+    first, end = np.clip(q + low, 0, n_kv), np.clip(q + high, 0, n_kv)
+    end = np.maximum(first, end)
+    for k_low, k_high, live in (
+        (0 * q, first, False),
+        (first, end, True),
+        (end, 0 * q + n_kv, False),
+    ):
+        rows = k_low < k_high
+        may, must = analyst.verdict(
+            keep, PairBoxes(q[rows], q[rows], k_low[rows], k_high[rows] - 1)
+        )
+        if not must.all() if live else may.any():
+            return None
+    return low, high
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,15 +240,37 @@ def check_documents(
     Raises:
         CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
     """
-    keys = np.arange(layout.n_kv)
-    for row in range(layout.shape[0]):
-        queries = np.arange(row * layout.tile.q, min((row + 1) * layout.tile.q, layout.n_q))
+    size, n_q = layout.tile.q, layout.n_q
+    rows = [(first, min(first + size, n_q)) for first in range(0, n_q, size)]
+    check_rows(rows, lists, layout.tile.k, keep, env)
+
+
+def check_rows(
+    rows: Sequence[tuple[int, int]], lists: DocumentTileLists, size: int, keep: Expr,
+    env: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Compare the tiles of some tile rows with the mask pair by pair.
+
+    Args:
+        rows: (first query, past the last one) of each.
+        lists: of these rows.
+        size: keys of a tile.
+        keep: the mask.
+        env: what it reads.
+
+    Raises:
+        CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
+    """
+    n_kv = len(lists.stops)
+    keys = np.arange(n_kv)
+    for number, (begin, end) in enumerate(rows):
+        queries = np.arange(begin, end)
         live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
-        live = np.broadcast_to(live, (len(queries), len(keys)))
-        times, full = np.zeros(len(keys), int), np.zeros(len(keys), bool)
-        for word in lists.words[lists.row_ptr[row] : lists.row_ptr[row + 1]]:
+        live = np.broadcast_to(live, (len(queries), n_kv))
+        times, full = np.zeros(n_kv, int), np.zeros(n_kv, bool)
+        for word in lists.words[lists.row_ptr[number] : lists.row_ptr[number + 1]]:
             first = word >> 1
-            keys_of_tile = slice(first, min(first + layout.tile.k, abs(lists.stops[first])))
+            keys_of_tile = slice(first, min(first + size, abs(lists.stops[first])))
             times[keys_of_tile] += 1
             full[keys_of_tile] |= bool(word & 1)
         wrong = (live & (times != 1)) | (full & ~live)

@@ -45,7 +45,7 @@ class _Foreign:
     Otherwise they are NumPy or CuPy arrays.
     """
 
-    ordered = False
+    ordered = graphs_own = False
 
     def read_all(self, arrays: list[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
@@ -76,6 +76,9 @@ class _Foreign:
 
     def stream(self, device: int) -> int:
         return cupy_stream(device)
+
+    def lends(self, stream: int) -> bool:
+        return False
 
     def watch(self, x: Foreign) -> Seen | None:
         return None
@@ -139,11 +142,19 @@ def _guessed(x: Any) -> Foreign | None:
     return array if (index < 0 if place == HOST else index == place[1]) else None
 
 
+_IN_JAX = (
+    "under jax.jit, jax.grad and jax.vmap, call maskc.integrations.jax.attention, which takes "
+    "tokens before heads"
+)
+
+
 def _place(x: Any, name: str) -> Device:
     if hasattr(x, "__cuda_array_interface__"):
         return "cuda", -1
     if not hasattr(x, "__dlpack_device__"):
-        raise NotAnArray(name, type(x).__name__, at=name)
+        known = type(x)
+        traced = known.__module__.startswith("jax.") and known.__name__.endswith("Tracer")
+        raise NotAnArray(name, known.__name__, *([_IN_JAX] if traced else []), at=name)
     kind, index = map(int, x.__dlpack_device__())
     if kind not in (1, 2, 3, 13):  # host, CUDA, pinned, managed
         raise NotAnArray(name, f"{type(x).__name__} on DLPack device type {kind}", at=name)

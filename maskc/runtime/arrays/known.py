@@ -30,6 +30,8 @@ class Library(Protocol):
 
     ordered: bool
     """Whether `empty` can lay tokens out before heads."""
+    graphs_own: bool
+    """Whether memory that is made while a CUDA graph is captured belongs to that graph."""
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Return (everything that a plan depends on, as one hashable tuple; pointers); fast.
@@ -54,6 +56,10 @@ class Library(Protocol):
 
     def stream(self, device: int) -> int:
         """The caller's current CUDA stream."""
+
+    def lends(self, stream: int) -> bool:
+        """Whether new memory belongs to a CUDA graph that torch captures, or that torch.compile
+        prepares, on this stream: nobody may keep it when the call ends."""
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         """Copy int32 values to the CUDA device of x, on its current stream."""
@@ -100,10 +106,14 @@ def _torch_place(device: Any) -> Device:
     return device.type, device.index or 0
 
 
+_replayed: list[Any] = []
+"""Host memory that replays of CUDA graphs copy from, kept for good."""
+
+
 class _Torch:
     """torch.Tensor. autograd does not see accesses through data_ptr()."""
 
-    ordered = True
+    ordered = graphs_own = True
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.
@@ -111,11 +121,14 @@ class _Torch:
             a, b, c = arrays
             if a.is_neg() or b.is_neg() or c.is_neg():
                 a, b, c = arrays[:] = [self.plain(x) for x in arrays]
+            pointers = a.data_ptr(), b.data_ptr(), c.data_ptr()
+            if 0 in pointers:
+                self._check_memory(arrays)
             return (
                 a.shape, a.is_contiguous() or a.stride(), a.dtype, a.device,
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
                 c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
-            ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
+            ), pointers  # fmt: skip
         kinds: list[Any] = []
         places = []
         for number, x in enumerate(arrays):
@@ -123,7 +136,14 @@ class _Torch:
                 x = arrays[number] = self.plain(x)
             kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
             places.append(x.data_ptr())
+        if 0 in places:
+            self._check_memory(arrays)
         return tuple(kinds), tuple(places)
+
+    def _check_memory(self, arrays: list[Any]) -> None:
+        """Raise the RuntimeError that torch raises for most tensors without memory."""
+        if any(x.data_ptr() == 0 and x.numel() for x in arrays):  # a FunctionalTensor
+            raise RuntimeError("its address is 0")
 
     def plain(self, x: Any) -> Any:
         # The imaginary part of a conjugate has the other sign in memory, and a bit that says so.
@@ -132,6 +152,8 @@ class _Torch:
     def view(self, x: Any, name: str) -> Array:
         try:
             pointer, strides = x.data_ptr(), x.stride()
+            if pointer == 0:
+                self._check_memory([x])
         except RuntimeError as error:  # sparse, fake, or without storage
             if x.is_nested:
                 raise NestedTensor(name, at=name) from None
@@ -171,9 +193,28 @@ class _Torch:
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # twenty times as fast
         return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
+    def lends(self, stream: int) -> bool:
+        # Before it records a graph, torch.compile runs the code once with the memory of the graph,
+        # and refuses to go on if anything except results is still in use afterwards.
+        if not stream:  # the default stream has no graphs
+            return False
+        if self._torch.cuda.is_current_stream_capturing():
+            return True
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is None or not hasattr(trees, "get_obj"):
+            return False
+        try:
+            containers = trees.get_obj(trees.local, "tree_manager_containers")
+        except (AttributeError, RuntimeError):  # this thread has none
+            return False
+        managers = [container.tree_manager for container in containers.values()]
+        return any(made is not None and made.stream.cuda_stream == stream for made in managers)
+
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         pinned = self._torch.from_numpy(host).pin_memory()
         made = pinned.to(x.device, non_blocking=True)  # torch keeps `pinned` until it is done
+        if self._torch.cuda.is_current_stream_capturing():
+            _replayed.append(pinned)
         return made, made.data_ptr()
 
     @cached_property
@@ -192,7 +233,7 @@ class _Torch:
 class _NumPy:
     """numpy.ndarray, ml_dtypes.bfloat16 included."""
 
-    ordered = True
+    ordered, graphs_own = True, False
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         kinds: list[Any] = []
@@ -226,6 +267,9 @@ class _NumPy:
     def stream(self, device: int) -> int:
         return 0
 
+    def lends(self, stream: int) -> bool:
+        return False
+
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         return host, host.ctypes.data
 
@@ -233,7 +277,7 @@ class _NumPy:
 class _CuPy:
     """cupy.ndarray."""
 
-    ordered = True
+    ordered, graphs_own = True, False
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         if len(arrays) == 3:
@@ -273,6 +317,9 @@ class _CuPy:
 
     def stream(self, device: int) -> int:
         return cupy_stream(device)
+
+    def lends(self, stream: int) -> bool:
+        return False
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         return cupy_send(x.data.device_id, host)

@@ -147,13 +147,11 @@ class DataCall:
     def changed(self, watched: Watched) -> DataCall | None:
         """Return the call with arrays that were written, or with others of the same layouts; None
         if its data must be read again."""
-        given, before = self._given, self.watched
-        if before is None:
-            return None
-        if before.places != watched.places:
-            given = self.plan.moved(given)
-            if given is None:
+        given = self.plan.moved(self._given)
+        if given is None:
+            if self.watched is None or self.watched.places != watched.places:
                 return None
+            given = self._given  # the same arrays, with other values
         return DataCall(self.plan, given, watched)
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:

@@ -30,7 +30,7 @@ from maskc.dispatch.packing import interleaved_heads, narrowed, packed
 from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
-from maskc.layout import MAX_ITEMS, longest_promised
+from maskc.layout import MAX_ITEMS, band_of, beside_documents, longest_promised
 from maskc.layout.tiles.data_tiles import has_pairs, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
@@ -113,11 +113,16 @@ class DataLists:
         kept = self._kept(unit, place.sizes, bound, wanted.direction, by_head)
         placed = unit.work is None or mode == DETERMINISTIC
         ptr = np.atleast_2d(dict(kept.parts)["row_ptr"])
+        band = None
+        forward = wanted.direction is Direction.forward
+        if unit.by_documents and forward and Feature.entmax not in wanted.features:
+            band = _band(bundle, place.sizes, bound.params)
         making = Making(
             unit=unit, sizes=place.sizes, given=given, readings=self._readings,
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
-            kept=int((ptr[:, -1] - ptr[:, 0]).max()), wide=kept.wide,
+            kept=int((ptr[:, -1] - ptr[:, 0]).max()),
+            band=band, longest=bound.longest, wide=kept.wide,
             packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
@@ -205,7 +210,8 @@ class DataLists:
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "default", frozenset(), index)
-        make, spoil = lists.steps(making.blocks)
+        *makers, spoil = lists.steps(making.blocks)
+        make = makers[making.by_lengths]
         room, entries = making.room()
         return ListsPlan(
             replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
@@ -214,6 +220,14 @@ class DataLists:
             self._reports(index), self._names,
             ListsCheck(built.bundle, self._binder, making).compare,
         )  # fmt: skip
+
+
+def _band(bundle: Bundle, sizes: Sizes, params: Mapping[str, int]) -> tuple[int, int] | None:
+    """The keys of its document that a query sees, see `band_of`."""
+    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    if alongside is None:
+        return None
+    return band_of(alongside, sizes.n_q, sizes.n_kv, tuple(params.items()))
 
 
 def _reach(unit: SourceUnit, bound: Bound) -> int | None:

@@ -182,6 +182,8 @@ class _Call(NamedTuple):
             tokens: whether the array may have a value for every token instead.
         """
         array = self.view(given)
+        if array.dtype == "bool" and rule != BOOLEAN:
+            raise _Unreadable
         all_tokens = max(self.sizes.n_q, self.sizes.n_kv)
         if array.shape[-1:] != (length,) and not (tokens and array.shape[-1:] == (all_tokens,)):
             raise _Unreadable

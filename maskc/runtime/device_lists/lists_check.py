@@ -8,16 +8,20 @@ classify a partial tile as full. Tiles that begin at documents must equal those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from maskc.core import expr as E
 from maskc.core.abi import WORK_FIELDS
-from maskc.core.bundle import Bundle
-from maskc.core.errors import ListsNotRead, WrongDeviceLists
+from maskc.core.bundle import Bundle, LayoutRecipe
+from maskc.core.errors import CheckFailed, ListsNotRead, WrongDeviceLists
 from maskc.core.problem import Direction
+from maskc.dispatch.call import Bound
 from maskc.dispatch.tables import Tables, make_tables
+from maskc.layout import sequence_arrays
+from maskc.layout.tiles.document_tiles import DocumentTileLists, check_rows
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked
 from maskc.runtime.device_lists.lists_launch import ARRAYS, Read
@@ -73,6 +77,9 @@ class ListsCheck:
             return words[: int(np.prod(shape))].reshape(shape)
 
         bound = self.binder.bind(asked.keywords_of_call, sizes.n_q, sizes.n_kv)
+        if making.by_lengths:
+            self._check_rows(bound, part)
+            return
         unit = replace(making.unit, work=None, costs=())
         direction = Direction.backward if making.backward else Direction.forward
         host = make_tables(
@@ -92,6 +99,37 @@ class ListsCheck:
             if side == int(making.backward) and not making.placed:
                 items = part("work", making.items, len(WORK_FIELDS))
                 self._check_items(side, ptr, items.astype(np.int64))
+
+    def _check_rows(self, bound: Bound, part: Callable[..., np.ndarray]) -> None:
+        """Check lists whose tile rows begin with documents, which the host's do not: against the
+        mask, pair by pair."""
+        making, (rows, _), sizes = self.making, self.making.tiles, self.making.sizes
+        ptr = part("row_ptr", making.lists, rows + 1).astype(np.int64)
+        self._check_ptr(0, ptr)
+        words = part("row_tiles", making.lists * making.capacity)
+        stops = part(ARRAYS[len(making.given.sources)], making.lists, sizes.n_kv)
+        items = part("work", making.items, len(WORK_FIELDS)).astype(np.int64)
+        used = items[items[:, 0] != _UNUSED]
+        bounds = np.zeros((making.lists, rows, 2), np.int64)
+        batch = used[:, 1] // sizes.heads_q
+        bounds[batch if making.lists > 1 else 0 * batch, used[:, 0]] = used[:, 4:6]
+        self._check_items(0, ptr, items, bounds[..., 1] > 0)
+        recipe = LayoutRecipe(making.unit.tile, self.bundle.variants[0].keep, None)
+        env = {**E.params(recipe.keep), **bound.params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
+        for number, of_list in enumerate(bounds):
+            begin, end = of_list[of_list[:, 1] > 0].T
+            if not np.array_equal(np.append(begin, sizes.n_q), np.append(0, end)):
+                finding = f"tile rows begin at {begin.tolist()} and end at {end.tolist()}"
+                raise WrongDeviceLists(self._where(number), finding, "one follows another")
+            lists = DocumentTileLists(ptr[number], words, stops[number])
+            data = sequence_arrays(recipe, bound.arrays, number, 0)
+            try:
+                check_rows(
+                    of_list.tolist(), lists, making.unit.tile.k, recipe.keep, {**env, **data}
+                )
+            except CheckFailed as error:
+                place = f"{self._where(number)}, {error}"
+                raise WrongDeviceLists(place, "the device's tiles", "one tile") from error
 
     def _across(self, side: int) -> int:
         """Numbers that a tile of a line can have: tiles, or first keys of documents."""
@@ -151,13 +189,21 @@ class ListsCheck:
                     f"it ends before key {abs(int(host_ends[key]))}",
                 )
 
-    def _check_items(self, side: int, ptr: np.ndarray, items: np.ndarray) -> None:
+    def _check_items(
+        self, side: int, ptr: np.ndarray, items: np.ndarray, exists: np.ndarray | None = None
+    ) -> None:
         """Compare work items with the lists: the items of a head and line take each tile of its
-        list once, and a line without tiles has one item."""
+        list once, and a line without tiles has one item.
+
+        Args:
+            exists: bool [lists, lines], lines that have items; all if None.
+        """
         making = self.making
         (_, heads), lines = making.extents, making.tiles[side]
         shape = making.lists, making.owners, lines
         number, owner, line = (index.ravel() for index in np.indices(shape))
+        if exists is not None:
+            number, owner, line = (x[exists[number, line]] for x in (number, owner, line))
         head = (number // heads * making.owners + owner) * making.owner_heads + number % heads
         wanted = _stretches(head, line, ptr[number, line], np.diff(ptr)[number, line])
         items = items[items[:, 0] != _UNUSED]

@@ -232,7 +232,7 @@ class ListsPlan(DeviceListedPlan):
             watched: None if nobody can tell whether arrays change.
         """
         if watched is None or not sent.lasting:
-            return self._new(library, q, sent)
+            return self._new(library, q, sent, stream)
         kept = self.kept.get(stream)
         if kept is None:
             if len(self.kept) >= _MOST_STREAMS:
@@ -241,17 +241,17 @@ class ListsPlan(DeviceListedPlan):
         lists = kept.pop(watched.state, None)
         if lists is None:
             if len(kept) < _MOST_KEPT:
-                return self._new(library, q, sent)
+                return self._new(library, q, sent, stream)
             try:
                 lists = kept.pop(next(iter(kept)))  # unused for longest
             except (KeyError, RuntimeError, StopIteration):  # another thread took them
-                return self._new(library, q, sent)
+                return self._new(library, q, sent, stream)
         elif lists.watched is watched or (lists.watched and watched.same(lists.watched)):
             return lists
         lists.fresh, lists.ticket, lists.sound = True, 0, False
         return lists
 
-    def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
+    def _new(self, library: Library, q: Any, sent: Sent, stream: int) -> Lists:
         owner, base = library.empty(q, singles(self.entries))
         state, state_at = zeros(library, q, singles(2 * self.state))
         places = [base + offset if offset >= 0 else 0 for offset in self.room]
@@ -264,7 +264,8 @@ class ListsPlan(DeviceListedPlan):
         known = [
             row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places,
         ]  # fmt: skip
-        usual = replace(sent, template=bytes(template), free={})
+        lasting = sent.lasting and not library.lends(stream)
+        usual = replace(sent, template=bytes(template), free={}, lasting=lasting)
         states = state_at, state_at + INT * self.state
         pointers = (*(0,) * MAX_ARRAYS, *known, *states, *_NO_REPORT)
         return Lists(usual, Arguments(self.numbers, OWN, pointers), known, states, (owner, state))

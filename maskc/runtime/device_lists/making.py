@@ -8,7 +8,17 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from maskc.core.abi import LIST_THREADS, READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.abi import (
+    LIST_THREADS,
+    MOST_LENGTHS,
+    MOST_LISTS,
+    MOST_ROWS,
+    MOST_TOKENS,
+    READ_TILES,
+    STATE_OF_LIST,
+    STATE_WORDS,
+    WORK_FIELDS,
+)
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
@@ -23,13 +33,13 @@ from maskc.layout import (
 )
 from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
-from maskc.runtime.device_lists.data_given import Given
+from maskc.runtime.device_lists.data_given import CUMULATIVE, Given, Source
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
 
-_LINES = 512
+_LINES = 128
 """Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
 line. A block takes less time, but not all blocks run at once."""
 
@@ -50,6 +60,10 @@ class Making:
     """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
+    band: tuple[int, int] | None = None
+    """Keys that a query of a document sees, see `band_of`; None if it is no band."""
+    longest: int | None = None
+    """Most tokens of a document; None: unknown."""
     wide: bool = False
     """Whether constants have two words."""
     by_head: bool = False
@@ -60,7 +74,11 @@ class Making:
     @property
     def capacity(self) -> int:
         """Tiles for which a list has room."""
-        return room_of(self.kept, *self.tiles) if self.unit.by_documents else self.kept
+        rows, columns = self.tiles
+        if self.by_lengths:
+            longest = columns if self.longest is None else -(-self.longest // self.unit.tile.k)
+            return rows * min(columns, longest)
+        return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -78,8 +96,40 @@ class Making:
         """Whether something given may turn out to be wrong."""
         return any(source.doubtful for source in self.given.sources)
 
+    @cached_property
+    def by_lengths(self) -> bool:
+        """Whether cumulative lengths alone decide the lists: queries see a band of their document,
+        and a block has room for all lengths and tile rows. Tile rows then begin with documents."""
+        if self.band is None:
+            return False
+        of_q, of_k = (self._source(side) for side in (0, 1))
+        if of_q.rule != CUMULATIVE or of_k.rule != CUMULATIVE:
+            return False
+        lists, (rows, columns) = self.lists, self._document_tiles
+        return (
+            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS and lists * rows <= MOST_ROWS
+            and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
+            and max(self.sizes.n_q, self.sizes.n_kv) <= MOST_TOKENS
+        )  # fmt: skip
+
+    def _source(self, side: int) -> Source:
+        """The documents of a side."""
+        return next(self.given.sources[slot] for slot, at, _ in self.readings if at == side)
+
+    @property
+    def _document_tiles(self) -> tuple[int, int]:
+        """Tile rows that begin with documents, at most, in groups of a block's lines; tile
+        columns."""
+        tile, sizes = self.unit.tile, self.sizes
+        rows = (sizes.n_q + self._source(0).ends * (tile.q - 1)) // tile.q
+        per_block = LIST_THREADS // 32
+        return -(-rows // per_block) * per_block, -(-sizes.n_kv // tile.k)
+
     @property
     def tiles(self) -> tuple[int, int]:
+        """Tile rows and tile columns of a list."""
+        if self.by_lengths:
+            return self._document_tiles
         tile, sizes = self.unit.tile, self.sizes
         return -(-sizes.n_q // tile.q), -(-sizes.n_kv // tile.k)
 
@@ -180,6 +230,8 @@ class Making:
         for slot, side, _ in self.readings:
             batches, *_ = shape = self.given.sources[slot].shape
             shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
+            if self.by_lengths:
+                shares = batches * -(-shape[3] // LIST_THREADS)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -200,6 +252,8 @@ class Making:
         per_block = LIST_THREADS // 32
         turns = max(1, *(self.kept // self.tiles[side] // 32 for side in self.sides))
         many = self.lines > _LINES * turns and not self.cutting.least
+        if self.by_lengths:
+            return 32
         grouped = not any(self.tiles[side] % per_block for side in self.sides)
         return 32 if many and grouped else LIST_THREADS
 
@@ -277,6 +331,8 @@ class Making:
         block.item_heads, block.sharing = self.item_heads, self.sharing
         block.group_owners, block.group_lists = self.groups
         block.wide, block.most_runs = self.wide, most_runs(self.tiles[1])
+        if self.band is not None:
+            block.band[:] = self.band
         block.counters = self.counters
         if (cutting := self.cutting).least:
             block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed
@@ -305,4 +361,4 @@ class Making:
         """Return the number of blocks of a launch."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
-        return self.first_blocks[-1] + 2 * self.line_blocks
+        return self.first_blocks[-1] + (1 if self.by_lengths else 2) * self.line_blocks

@@ -18,15 +18,25 @@ threads would break a CUDA graph capture in another thread."""
 class Ahead:
     """Jobs in progress. At exit, the process waits for running jobs and starts no more."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = deque(jobs)
+    def __init__(self, jobs: Sequence[Job], after: Ahead | None = None) -> None:
+        """`after`: jobs that are more urgent; the first of these begins when all of them ended."""
+        self._jobs, self._after = deque(jobs), after
         workers = min(len(self._jobs), max(1, processors() - 1))
-        self._threads = [threading.Thread(target=self._work) for _ in range(workers)]
+        self._threads: list[threading.Thread] = []
         with suppress(RuntimeError):  # no more threads: the calls build what they need
-            for thread in self._threads:
+            for _ in range(workers):
+                thread = threading.Thread(target=self._work)
                 thread.start()
+                self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Wait until all jobs ended."""
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
+        if self._after is not None:
+            self._after.wait()
         with suppress(IndexError):  # no job is left
             while threading.main_thread().is_alive():
                 job = self._jobs.popleft()
@@ -34,9 +44,13 @@ class Ahead:
                     job()
 
 
-def start(jobs: Sequence[Job]) -> Ahead | None:
-    """Begin to build, in threads of their own; None if there is nothing to do."""
-    return Ahead(jobs) if jobs else None
+def start(jobs: Sequence[Job], after: Ahead | None = None) -> Ahead | None:
+    """Begin to build, in threads of their own; None if there is nothing to do.
+
+    Args:
+        after: jobs to wait for, so that they have the processors to themselves.
+    """
+    return Ahead(jobs, after) if jobs else None
 
 
 def processors() -> int:

@@ -335,9 +335,15 @@ class _Bindings:
 
     def host_words(self, count: int) -> int:
         """Address of words of the host, for good, that kernels reach under the same one."""
+        driver = self._driver
+        # A capture of a CUDA graph forbids it by default, because replays would not repeat it.
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with self._entered():
-            memory = self._driver.cuMemHostAlloc(_WORD * count, _PORTABLE_MAPPED)
-            return int(self._check(memory))
+            before = self._check(driver.cuThreadExchangeStreamCaptureMode(relaxed))
+            try:
+                return int(self._check(driver.cuMemHostAlloc(_WORD * count, _PORTABLE_MAPPED)))
+            finally:
+                driver.cuThreadExchangeStreamCaptureMode(before)
 
     @contextmanager
     def _entered(self) -> Iterator[None]:

@@ -380,7 +380,9 @@ class ListedRowsPlan:
         if known is None or known.sents != sents.steps:
             if len(self.filled) >= _KEPT:
                 self.filled.clear()
-            known = self.filled[key] = self._filled(sents.steps, pointers, given)
+            known = self._filled(sents.steps, pointers, given)
+            if all(sent.lasting for sent in sents.steps):
+                self.filled[key] = known
         _, tokens, steps, listing = known
         making = self.making
         if making is not None and listing is not None:

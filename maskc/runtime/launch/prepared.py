@@ -310,16 +310,20 @@ class PreparedLaunch:
                 raise TooFewMultiprocessors(self.tables.multiprocessors, usable, at="deterministic")
         if stream and kernel.capturing(stream):
             return self._captured(library, q, key, sent)
+        if stream and library.lends(stream):
+            return replace(self._send(library, q, key, False), lasting=False)
         sent = self.sent[key] = self._send(library, q, key, True)
         return sent
 
     def _captured(self, library: Library, q: Any, key: object, sent: Sent | None) -> Sent:
-        """Return the arguments of a launch that becomes part of a CUDA graph; they are kept for
-        good."""
-        if sent is None:
-            sent = next(iter(self.sent.values()), None)
-        if sent is None:  # a copy that is itself part of the graph
-            sent = self._send(library, q, key, False)
+        """Return the arguments of a launch that becomes part of a CUDA graph.
+
+        Memory from before the capture is kept for good. So is memory that is made now, unless the
+        library makes it in the graph's own pool. torch.compile refuses to record a graph if
+        anybody keeps such memory, and replays write it again.
+        """
+        before = next(iter(self.sent.values()), None) if sent is None else sent
+        sent = before or self._send(library, q, key, False)  # a copy that is part of the graph
         _, counters = self.tables.counters
         if counters:
             counter, made = sent.counters(), None
@@ -328,7 +332,9 @@ class PreparedLaunch:
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = replace(sent, template=bytes(template), owner=(sent.owner, made), free={})
-        _captured[id(sent)] = sent
+        lasting = before if library.graphs_own else sent
+        if lasting is not None:
+            _captured[id(lasting)] = lasting
         return replace(sent, lasting=False)
 
     def _send(self, library: Library, q: Any, key: object, keep: bool) -> Sent:

@@ -111,7 +111,7 @@ def address(number: int) -> int:
 class _Blanks:
     """The library of `Blank`."""
 
-    ordered = True
+    ordered, graphs_own = True, False
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
@@ -138,6 +138,9 @@ class _Blanks:
 
     def stream(self, device: int) -> int:
         return 0
+
+    def lends(self, stream: int) -> bool:
+        return False
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
         table = SentTable(host)

@@ -65,22 +65,33 @@ FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
             (i32)threadIdx.x / p.line_threads};
 }
 
+// The tiles of all lines of a side, and the live lines of each list.
+struct LineCounts {
+    const i32 *tiles, *live;
+    i32 live_step;  // from one list to the next
+};
+FN struct LineCounts counts_of(const struct Lists &p, i32 side) {
+    return {p.counts[side], of_list(p, 0) + LIVE, OF_LIST};
+}
+
 // Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
 // within a group, the longest lines come first. `first`: the block's first line. `count`: of its
 // lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
+                  const struct LineCounts &of, bool ranked, i32 first,
+                  const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
+#pragma unroll 1
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
-        const i32 live = of_list(p, list)[LIVE];
+        const i32 live = of.live[list * of.live_step];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
         sum[LIVE_GROUPS] += list < group ? live : 0;
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
-    const i32 *const counts = p.counts[at.side] + group * tiles;
+    const i32 *const counts = of.tiles + group * tiles;
     i32 list = ranks.list, tile = ranks.tile;
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
@@ -97,12 +108,21 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     }
 }
 
+// What items say of a line: its number, or NO_ROW if it does not exist, and its tokens.
+struct Named {
+    i32 tile, first, end;
+};
+FN struct Named named_at(const struct Lists &p, const struct Place &at) {
+    const i32 first = at.tile * p.tile[at.side];
+    return {at.tile, first, min_i32(first + p.tile[at.side], p.n[at.side])};
+}
+
 // Writes the items of a line, one per owner. The owners of one line are adjacent, in groups that
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, i32 dead_before, i32 rank,
-                     const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, const struct Named &named, i32 dead_before,
+                     i32 rank, const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
@@ -115,9 +135,9 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
-        to[0] = make_int4(at.tile, whose, own.first, own.count);
+        to[0] = make_int4(named.tile, whose, own.first, own.count);
         const i32 column = p.sharing ? whose / p.sharing * tiles + at.tile : -1;
-        to[1] = make_int4(own.first, own.first, p.item_heads, own.count ? 1 + column : 0);
+        to[1] = make_int4(named.first, named.end, p.item_heads, own.count ? 1 + column : 0);
         if (p.sharing && whose % p.sharing == 0) {
             int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
             shared[0] = make_int4(at.tile, whose, column, 1);
@@ -164,16 +184,18 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
-// lines.
+// lines. `CUT`: whether rows may be cut. `Counts` has the tiles of all lines, for add_lines.
+template <bool CUT = true, class Counts>
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks) {
+                              const struct Ranks &ranks, const Counts &counts,
+                              const struct Named &named) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0}, count[MOST_LINES];
 #pragma unroll
     for (i32 j = 0; j < MOST_LINES; j++)
-        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
-    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
+        count[j] = counts.tiles[at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, counts, items && !p.part_tiles, first, count, sum);
     block_sums(sum);
     i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
 #pragma unroll
@@ -187,10 +209,10 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
         ptr[0] = own.first;
         if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
-    if (items && p.part_tiles)
+    if (CUT && items && p.part_tiles)
         write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, dead, rank, sum);
+        write_ranked(p, at, ranks, own, named, dead, rank, sum);
     return own;
 }
 

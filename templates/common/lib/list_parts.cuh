@@ -69,6 +69,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     }
     __syncthreads();
     i32 best = 0;
+#pragma unroll 1
     for (i32 j = 1; j < CHOICES; j++)
         if (times[j] >= 0 && times[j] < times[best]) best = j;
     return choice(p, longest, best);
@@ -98,6 +99,7 @@ FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i3
     int4 *const work = (int4 *)p.work;
     const i32 base = p.owners * sum[0];
     const i32 used = p.owners * sum[1], empty = p.items - p.owners * sum[3];
+#pragma unroll 1
     for (i32 i = threadIdx.x; i < p.owners * pieces; i += THREADS) {
         const i32 owner = i / pieces, piece = i - owner * pieces;
         const i32 row = at.list * p.owners + owner, whose = row * p.owner_heads;
@@ -111,6 +113,7 @@ FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i3
         merged[0] = make_int4(0, whose, index, mine > 1 ? mine : 0);
         merged[1] = make_int4(0, 0, 0, 0);
     }
+#pragma unroll 1
     for (i32 i = used + at.list * THREADS + threadIdx.x; i < empty; i += p.lists * THREADS) {
         work[2 * (i64)i] = make_int4(NO_ROW, 0, 0, 0);
         work[2 * (i64)i + 1] = make_int4(0, 0, 0, 0);

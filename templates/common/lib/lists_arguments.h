@@ -52,6 +52,7 @@ struct Lists {
     i32 heads;  // lists of a sequence
     i32 sharing;  // query heads with lists of their own that share items' columns, or 0
     i32 wide;  // whether constants have two words
+    i32 band[2];  // query q sees keys q + [0] to q + [1] - 1 of its document
     i32 most_runs;  // documents of a list with which its tiles may begin
     i32 reading_blocks;  // of the launch: they read the data
     i32 reading_tiles[2];  // that such a block reads, at most READ_TILES

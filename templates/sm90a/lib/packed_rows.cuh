@@ -59,3 +59,17 @@ FN i32 head_of_row(const struct Attention &p, i32 head, i32 row) {
     return head * packed + min_i32((u32)row / (u32)p.queries, packed - 1);
 }
 #endif
+#if DOCUMENT_ROWS
+
+// The rows of an item: a tile may begin with a document, and end with it.
+struct DocumentRows {
+    i32 first, end;
+};
+FN struct DocumentRows document_rows(const struct Attention &p, const struct Work &work) {
+#if INTERLEAVED
+    return {work.full_first << head_bits(p), work.full_last << head_bits(p)};
+#else
+    return {work.full_first, work.full_last};
+#endif
+}
+#endif
