@@ -85,7 +85,8 @@ def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
             raise TargetNotBuilt(target.name, f"{problem.dtype.value} topk", why, hint, at=at)
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     why = "E4M3: v is turned around before the pass, weights are rounded to E4M3, out is bfloat16"
-    return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
+    reasons = main.reasons[0], why, *main.reasons[1:]
+    return replace(main, costs=costs_of(main), reasons=reasons)
 
 
 def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:

@@ -107,6 +107,11 @@ struct Shared {
 #endif
 #if LONG_SUMS
     float4 sums[GROUPS][HEAD_DIM_V / 8][128];
+    // ROWS_SHARED, of each consumer thread: factors of its sums, the tops and sums of the row that
+    // it stores next, and the columns that its rows see.
+    float2 sum_factors[GROUPS * 128];
+    float4 ended[GROUPS * 128];
+    struct Visible seen[GROUPS * 128];
 #endif
 #if LIST_BYTES && WITH_ENTMAX
     unsigned char lists[LIST_BYTES];  // the lists begin in v
@@ -402,6 +407,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     if (leader) arrive(shared.k_free[0]);
     if (leader && frees_q(next)) arrive(shared.q_free[0]);
     multiply_scores(s, factors);
+#if WITH_FP8
+    add_distances(s, factors, where_of(p, row, query, word));
+#endif
 #if WITH_SHIFTS
     add_shifts(s, 0, group);
 #endif
@@ -444,11 +452,22 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         next = shared.next[stage.at];
         // On a new row, issue its first WGMMA before the last one of the previous row has finished.
         const bool first = PERSISTENT && word & FIRST;
+#if LONG_SUMS
+        if (ROWS_SHARED && first)
+            shared_softmax() = {softmax.top[0], softmax.top[1], softmax.sum[0], softmax.sum[1]};
+        struct Row old = row;
+        float old_top[2] = {softmax.top[0], softmax.top[1]};
+#else
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
+#endif
         float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
         const u32 old_tile = shared_address(shared.q[q_place.at]);
+#if LONG_SUMS
+        struct Factors old_factors = factors;
+#else
         const struct Factors old_factors = factors;
+#endif
         if (first) {
             q_place.next();
             wait(shared.q_full[q_place.at], q_place.phase);
@@ -482,6 +501,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             fence_operand(weights);
         }
         multiply_scores(s, factors);
+#if WITH_FP8
+        add_distances(s, factors, where_of(p, row, query, word));
+#endif
 #if WITH_SHIFTS
         add_shifts(s, stage.at, group);
 #endif
@@ -513,6 +535,16 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             if (leader) arrive(shared.v_free[last.at]);
             collect(o, long_sum, group);  // FP8: adds the fp32 sums, see sums.cuh
             begin_row(long_sum);
+#if LONG_SUMS
+            if (ROWS_SHARED) {
+                old = row_in(shared, 1 - q_place.at);
+                const float4 ended = shared_softmax();
+                old_top[0] = ended.x, old_top[1] = ended.y;
+                old_sum[0] = ended.z, old_sum[1] = ended.w;
+                begin_row(old_factors, p, old);
+                group = make_opaque(group);  // so that the loop keeps no addresses for the epilogue
+            }
+#endif
             lower(o, old_sum, old_factors);  // FP8: undoes the scaling of the weights
             store(o, old_top, old_sum, old_factors.unit, old, p, maps, old_tile, group);
             storing = true;
@@ -549,6 +581,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     fence_operand(o);
     const u32 tile = shared_address(shared.q[q_place.at]);
     collect(o, long_sum, group);
+#if LONG_SUMS
+    if (ROWS_SHARED) begin_row(factors, p, row);  // the loop then needs no scale of v
+#endif
     lower(o, softmax.sum, factors);
     store(o, softmax.top, softmax.sum, factors.unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();

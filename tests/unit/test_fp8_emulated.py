@@ -52,7 +52,8 @@ def test_dims_and_modes(hopper, dim, mode):
 
 @pytest.mark.parametrize("features", [
     {"softcap": 3.0}, {"alibi_slopes": torch.rand(4)}, {"sink_logits": torch.randn(4)},
-    {"scale": -0.2}, {"scale": 0.0},
+    {"scale": -0.2}, {"scale": 0.0}, {"scale": -0.2, "alibi_slopes": torch.rand(4)},
+    {"scale": 0.0, "alibi_slopes": torch.rand(4)},
     {"scale": -0.3, "softcap": 2.0, "alibi_slopes": torch.rand(4), "sink_logits": torch.randn(4)},
 ], ids=lambda x: " ".join(x))  # fmt: skip
 def test_features(features):

@@ -53,6 +53,8 @@ equal values the error is then 0.6 %; without a limit it is 13 % for 16,384 keys
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
+_ROW_STATE = 64
+"""E4M3: bytes of each query for state of its two threads' rows that has no room in registers."""
 _CONTROL_BYTES = 1024
 """Barriers, words and places of tile rows, behind the tiles."""
 
@@ -305,7 +307,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     tile, slabs = TileShape(64 * warpgroups, keys), _slabs(problem)
     threads = 128 * (warpgroups + 1)
     fp8 = problem.dtype is DType.float8_e4m3fn
-    sums = 4 * tile.q * dim if fp8 and dim <= 128 else 0
+    sums = (4 * dim + _ROW_STATE) * tile.q if fp8 and dim <= 128 else 0
     more = sums + (_pool_bytes(problem, form) if problem.converts else 0)
     room = {q: _shared(tile, slabs, form.stages, q) + more for q in (1, 2)}
     most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)

@@ -147,6 +147,7 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),
     (r"lg2\.approx\.ftz\.f32", "{o0} = emu::log2_fast({i0})"),
     (r"rcp\.approx\.ftz\.f32", "{o0} = emu::reciprocal_fast({i0})"),
+    (r"fma\.rn\.f32", "{o0} = fmaf({i0}, {i1}, {o0})"),
     (r"max\.NaN\.f32", "{o0} = emu::max_nan({i0}, {i1})"),
     (r"setp\.ge\.f32 reaches, .* inside,", "emu::list_one({o0}, {o1}, {i0}, {i1}, {i2}, {i3})"),
     (r"^shl\.b32", "{o0} = emu::shift_left({i0}, {i1})"),

@@ -4,6 +4,9 @@
 // The scales of a row's scores and results.
 struct Factors {
     float unit, stale, scores, out;
+#if WITH_FP8
+    float slope;  // of distances, in the unit of scores
+#endif
 };
 FN struct Factors factors_of(const struct Attention &) { return {}; }
 FN void set_factors(struct Factors &x, const struct Attention &p, float scores, float out) {

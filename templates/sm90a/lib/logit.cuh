@@ -41,6 +41,8 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 #endif
 // With pack_gqa, rows of a tile have different heads, so a diagonal has no single value.
 #define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACK_GQA))
+#elif WITH_FP8  // see add_distances
+#define SHIFTED SCORE_SHIFTS
 #else
 #define SHIFTED 0
 #endif

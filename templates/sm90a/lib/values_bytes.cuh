@@ -29,6 +29,18 @@ FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row
     const i32 index = row.batch * p.heads_kv + (u32)row.head / group;
     const float scores = factor_at(p.q_descale, index) * factor_at(p.k_descale, index);
     set_factors(x, p, scores, factor_at(p.v_descale, index));
+    const float unit = flips(p) ? -x.unit : x.unit;
+    if (SHIFTED) x.slope = head_slope(p, row.head) * LOG2E * fast_reciprocal(unit);
+}
+// SHIFTED: adds the distance term to the scores, in their unit.
+template <typename Where>
+FN void add_distances(Scores &s, const struct Factors &x, const Where &where) {
+    if (!SHIFTED) return;
+    // With fmaf, ptxas keeps some sums in registers of their own, next to the products' registers.
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++)
+        asm volatile("fma.rn.f32 %0, %1, %2, %0;"
+                     : "+f"(s[i]) : "f"(-x.slope), "f"(where.distance(i)));
 }
 // Call at the end of a row or part: undoes the scaling of exponentials by 2^RAISED.
 FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {
