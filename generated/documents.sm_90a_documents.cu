@@ -96,8 +96,10 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
 
 #include "common/lib/box_verdicts.cuh"
 
-#include "common/lib/make_lists.cuh"
-
+#ifdef BY_LENGTHS
 #include "common/lib/lists_of_lengths.cuh"
+#else
+#include "common/lib/make_lists.cuh"
+#endif
 
 #include "common/lib/spoil_results.cuh"

@@ -177,6 +177,8 @@ DETERMINISTIC = "deterministic"
 """The mode of a backward pass in which tile columns add to dq in a fixed order."""
 PACK_GQA = "pack_gqa"
 """The mode in which the query heads of a key/value head are rows of one tile."""
+BY_LENGTHS = "by_lengths"
+"""The mode of a source of tile lists in which cumulative lengths alone decide them."""
 INTERLEAVED = "interleaved"
 """The mode of persistent blocks in which the rows of a tile are all query heads of a key/value head
 for one query, then those for the next: a tile has fewer queries, and they see fewer keys. PACK_GQA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.core import expr as E
-from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
+from maskc.core.bundle import BY_LENGTHS, DEFAULT, Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
@@ -35,12 +35,18 @@ def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern")
 
 
 def lists_source(
-    plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str
-) -> SourceUnit:
-    """Return a source that accompanies the passes and takes tiles and lengths from calls."""
+    plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str,
+    *more: tuple[str, Mode],
+) -> SourceUnit:  # fmt: skip
+    """Return a source that accompanies the passes and takes tiles and lengths from calls.
+
+    Args:
+        launches: of its default mode.
+        more: other modes.
+    """
     return SourceUnit(
         plan.target.name, render(template, spec), TileShape(1, 1), False, (),
-        (("default", Mode(launches)),), form=form,
+        ((DEFAULT, Mode(launches)), *more), form=form,
     )  # fmt: skip
 
 
@@ -85,9 +91,12 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         segments=segments if plan.documents else None,
     )
     overlaps, form = plan.target.capability >= _CAN_OVERLAP, DOCUMENTS if plan.documents else DATA
-    making = (MAKE_LISTS, LISTS_OF_LENGTHS) if plan.documents else (MAKE_LISTS,)
-    launches = tuple(replace(one, overlaps=overlaps) for one in (*making, SPOIL_RESULTS))
-    return lists_source(plan, "common/tile_lists.cu.j2", spec, launches, form)
+    make, of_lengths, spoil = (
+        replace(launch, overlaps=overlaps)
+        for launch in (MAKE_LISTS, LISTS_OF_LENGTHS, SPOIL_RESULTS)
+    )
+    more = ((BY_LENGTHS, Mode((of_lengths, spoil), "BY_LENGTHS")),) if plan.documents else ()
+    return lists_source(plan, "common/tile_lists.cu.j2", spec, (make, spoil), form, *more)
 
 
 def moves_unit(plan: KernelPlan) -> SourceUnit:

@@ -321,13 +321,13 @@ def test_lists_of_documents():
     ]  # fmt: skip
     made = {driver.emit_bundle(plan).list_source("sm_90a") for plan in plans}
     for source in sorted(made, key=lambda each: each.text):
-        assert all(launch.overlaps for launch in source.mode().launches)
-        report = build(source, NONE, ()).report
-        assert {kernel.name for kernel in report.kernels} == {
-            launch.entry for launch in source.mode().launches
-        }
-        assert not report.spills()
-        assert all(BLOCKS * kernel.registers * 128 <= REGISTERS for kernel in report.kernels)
+        for name, mode in source.modes:
+            assert all(launch.overlaps for launch in mode.launches)
+            report = build(source, NONE, (), mode=name).report
+            entries = {launch.entry for launch in mode.launches}
+            assert {kernel.name for kernel in report.kernels} == entries
+            assert not report.spills()
+            assert all(BLOCKS * kernel.registers * 128 <= REGISTERS for kernel in report.kernels)
 
 
 @pytest.mark.parametrize("head_dim", SMALL_EACH)

@@ -141,8 +141,10 @@ class _Torch:
         return tuple(kinds), tuple(places)
 
     def _check_memory(self, arrays: list[Any]) -> None:
-        """Raise the RuntimeError that torch raises for most tensors without memory."""
-        if any(x.data_ptr() == 0 and x.numel() for x in arrays):  # a FunctionalTensor
+        """Raise the RuntimeError that torch raises for most tensors without memory. Tensors of the
+        meta device stay: they are refused for their device."""
+        # A FunctionalTensor, for example
+        if any(x.data_ptr() == 0 and x.numel() and not x.is_meta for x in arrays):
             raise RuntimeError("its address is 0")
 
     def plain(self, x: Any) -> Any:

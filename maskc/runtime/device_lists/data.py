@@ -17,7 +17,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
+from maskc.core.bundle import BY_LENGTHS, DEFAULT, DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
 from maskc.core.forks import new_lock
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
@@ -209,9 +209,9 @@ class DataLists:
         prepared = kernel.prepare(plan)
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
-        lists = built.kernels.on_device(source, "default", frozenset(), index)
-        *makers, spoil = lists.steps(making.blocks)
-        make = makers[making.by_lengths]
+        way = BY_LENGTHS if making.by_lengths else DEFAULT
+        lists = built.kernels.on_device(source, way, frozenset(), index)
+        make, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
             replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),

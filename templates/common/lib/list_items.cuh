@@ -1,7 +1,7 @@
 // Assigns list positions and work items to lines, given the tile counts of all lines. The threads
 // of a line are a warp, or a block. Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives:
-// Place, Listing, the words of p.state, line_thread, line_sums, line_before, write_items,
-// write_planned, wait_for_launches, tell_verdict.
+// Place, Listing, the words of p.state, line_thread, line_sums, line_before, line_place,
+// clear_words, write_items, write_planned, wait_for_launches, tell_verdict.
 
 struct Place {
     i32 side, list, tile;
@@ -30,6 +30,25 @@ FN i32 line_before(const struct Lists &p, i32 count, i32 &all) {
     const i32 until = warp_until(count);
     all = __shfl_sync(ALL, until, 31);
     return until - count;
+}
+
+// The line of a thread: a tile row (side 0) or a tile column (side 1) of one of the lists. All rows
+// precede the columns; a pass may need only one side.
+FN struct Place line_place(const struct Lists &p, i32 block) {
+    const i32 line = (block * THREADS + (i32)threadIdx.x) / p.line_threads;
+    const i32 rows = p.lists * p.tile_count[0];
+    const i32 number = line + p.first_side * rows, side = number >= rows;
+    const i32 rest = number - side * rows, list = rest / p.tile_count[side];
+    return {side, list, rest - list * p.tile_count[side]};
+}
+
+// Clears the words of the previous launch and the counters of the pass, for later launches.
+FN void clear_words(const struct Lists &p) {
+#pragma unroll 1
+    for (i32 i = threadIdx.x; p.spent && i < OF_LISTS + OF_LIST * p.lists; i += THREADS)
+        p.spent[i] = 0;
+#pragma unroll 1
+    for (i32 i = threadIdx.x; i < p.counters; i += THREADS) p.counter[i] = 0;
 }
 
 #include "common/lib/list_parts.cuh"
@@ -184,11 +203,11 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
-// lines. `CUT`: whether rows may be cut. `Counts` has the tiles of all lines, for add_lines.
-template <bool CUT = true, class Counts>
+// lines. `CUT`: whether rows may be cut. `Counts` has the tiles of all lines, for add_lines. `name`
+// gives what items say of the line.
+template <bool CUT = true, class Counts, class Name>
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks, const Counts &counts,
-                              const struct Named &named) {
+                              const struct Ranks &ranks, const Counts &counts, const Name &name) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0}, count[MOST_LINES];
@@ -212,7 +231,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
     if (CUT && items && p.part_tiles)
         write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, named, dead, rank, sum);
+        write_ranked(p, at, ranks, own, name(), dead, rank, sum);
     return own;
 }
 

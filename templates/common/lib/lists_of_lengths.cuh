@@ -1,7 +1,7 @@
 // Tile lists of packed documents, from cumulative lengths alone. Tile rows begin where documents
 // do, as tiles of keys do. The keys of a row are a band of its document, so every block can count
 // the tiles of all rows, and no block waits for another one. A tile row is a line of
-// make_lists.cuh; a list has room for more. Needs: entries.cuh, make_lists.cuh, reading_at, OF_Q
+// list_items.cuh; a list has room for more. Needs: entries.cuh, list_items.cuh, reading_at, OF_Q
 // and OF_K, STOPS. Gives: lists_of_lengths.
 
 // What a block keeps in shared memory.
@@ -236,7 +236,7 @@ lists_of_lengths(const __grid_constant__ struct Lists p) {
         row = row_at(p, own_keys, first, keys), key_end = own_keys.k.end;
         named = {at.tile, row.first, row.end};
     }
-    const struct Listing listing = write_items<false>(p, at, ranks, all, named);
+    const struct Listing listing = write_items<false>(p, at, ranks, all, [&] { return named; });
     write_words(p, row, key_end, p.tiles[0] + listing.first);
     if (blockIdx.x == gridDim.x - 1) clear_words(p);
 }

@@ -13,16 +13,6 @@
 //     SEVERAL                        a candidate may be several tiles, see segments.cuh
 // Gives: make_lists.
 
-// The line of a thread: a tile row (side 0) or a tile column (side 1) of one of the lists. All rows
-// precede the columns; a pass may need only one side.
-FN struct Place line_place(const struct Lists &p, i32 block) {
-    const i32 line = (block * THREADS + (i32)threadIdx.x) / p.line_threads;
-    const i32 rows = p.lists * p.tile_count[0];
-    const i32 number = line + p.first_side * rows, side = number >= rows;
-    const i32 rest = number - side * rows, list = rest / p.tile_count[side];
-    return {side, list, rest - list * p.tile_count[side]};
-}
-
 // ---------------------------------------------------------------- the order of blocks
 
 // A block waits only for blocks of a lower index. GPUs start blocks in the order of their index
@@ -42,15 +32,6 @@ FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
     }
     __syncthreads();
 }
-// Clears the words of the previous launch and the counters of the pass, for later launches.
-FN void clear_words(const struct Lists &p) {
-#pragma unroll 1
-    for (i32 i = threadIdx.x; p.spent && i < OF_LISTS + OF_LIST * p.lists; i += THREADS)
-        p.spent[i] = 0;
-#pragma unroll 1
-    for (i32 i = threadIdx.x; i < p.counters; i += THREADS) p.counter[i] = 0;
-}
-
 // ---------------------------------------------------------------- the tiles that stay
 
 // Marks the live candidates of a line; returns their number. `word`: the thread's first candidate.
@@ -167,14 +148,13 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
     const struct Ranks ranks = ranks_of(p, at);
-    const i32 own_thread = line_thread(p);
 #if SEVERAL
     __shared__ i32 stash[STASH];
-    const struct Words words = words_at(line.words, line.count, own_thread);
+    struct Words words = words_at(line.words, line.count, line_thread(p));
     const i32 share = STASH / (THREADS / p.line_threads);
-    i32 *const kept = stash + threadIdx.x / p.line_threads * share;
+    const auto kept = [&] { return stash + threadIdx.x / p.line_threads * share; };
     wait_for(p, READ, p.reading_blocks);
-    if (p.starts) write_tiles(p, line, words, kept, share);
+    if (p.starts) write_tiles(p, line, words, kept(), share);
     const bool marks = !p.starts;
 #else
     const bool marks = true;
@@ -182,13 +162,17 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     wait_for(p, COUNTED, p.line_blocks);
     // Loaded before the sums of counts, so that the block waits once for both
     struct Marked marked = {};
-    if (marks) marked = marked_at(line, own_thread / 32);
-    const struct Listing own = write_items(p, at, ranks, counts_of(p, at.side), named_at(p, at));
+    if (marks) marked = marked_at(line, line_thread(p) / 32);
+    const struct LineCounts counts = counts_of(p, at.side);
+    const struct Listing own = write_items(p, at, ranks, counts, [&] { return named_at(p, at); });
     i32 *const to = p.tiles[at.side] + own.first;
     if (marks) return write_marked(p, line, marked, to);
 #if SEVERAL
-    if (own.count > share) return write_tiles(p, line, words, to, own.count);
-    for (i32 i = own_thread; i < own.count; i += p.line_threads) to[i] = kept[i];
+    if (own.count > share) {  // read again: few lines have so many tiles
+        words = words_at(line.words, line.count, line_thread(p));
+        return write_tiles(p, line, words, to, own.count);
+    }
+    for (i32 i = line_thread(p); i < own.count; i += p.line_threads) to[i] = kept()[i];
 #endif
 }
 
