@@ -97,7 +97,7 @@ def through_torch(
     """
     q, k, v, options, data, _, _, _, _, _, _, _, order = call
     slopes, sinks = options.alibi_slopes, options.sink_logits
-    has_vectors = not slopes is sinks is None
+    has_vectors = slopes is not None or sinks is not None
     vectors = {"alibi_slopes": slopes, "sink_logits": sinks, **data} if has_vectors else data
     sees, watched = _who_sees(q, k, v, options, vectors), False
     if sees is _OTHERS:
