@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from maskc.testing.strategies import (
 from tests.support.thorough import examples
 
 
+@pytest.mark.filterwarnings("ignore::maskc.PackedSelectionWarning")
 @given(masks(with_heads=True, with_topk=True))
 def test_text_parses_back_to_an_equal_mask(mask: mc.Mask) -> None:
     text = str(mask)
