@@ -331,7 +331,6 @@ class KernelSpec:
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
-            "DOCUMENT_ROWS": self.by_documents,
         }  # fmt: skip
         return tuple(name for name, is_on in on.items() if is_on)
 

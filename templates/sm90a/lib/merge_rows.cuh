@@ -89,11 +89,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
         const i32 q = token[r];
         if (q >= p.n_q) continue;
-#if INTERLEAVED
         u32 *const out = (u32 *)p.out + row_offset(p, p.out_stride, at, q) / 2 + lane % 4;
-#else
-        u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
-#endif
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
             if (PADDED && first + j >= PIECES_V) break;
@@ -103,11 +99,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
             to = pack(fmaf(y.x, share, x[0]) * scale, fmaf(y.y, share, x[1]) * scale);
         }
         if (threadIdx.x < 32 && lane % 4 == 0)
-#if INTERLEAVED
             lse[row_step(p, p.lse_stride, q)] =
-#else
-            lse[q * p.lse_stride[2]] =
-#endif
                 empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top[r], fast_log2(total[r])), LN2);
     }
 }
