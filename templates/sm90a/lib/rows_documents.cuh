@@ -6,7 +6,9 @@ struct RowRange {
     FN i32 first() const { return begin; }
     FN i32 end(const struct Attention &) const { return uniform(past); }
 };
-FN struct RowRange uniform(const struct RowRange &rows) { return {uniform(rows.begin), rows.past}; }
+FN struct RowRange uniform(const struct RowRange &rows) {
+    return {uniform(rows.begin), rows.past};
+}
 FN struct RowRange rows_of_item(const struct Attention &p, const struct Work &work) {
     return {first_row(p, work.full_first), first_row(p, work.full_last)};
 }

@@ -2,7 +2,7 @@
 // Needs: work.cuh, packed_rows.cuh. Gives:
 //   RowRange                 first(): the first row; end(p): past the last one that is stored
 //   rows_of_item(p, work)    the rows of a work item
-//   ENDS_INSIDE              rows that follow an end may belong to the same tile, and to other items
+//   ENDS_INSIDE              rows may end inside a tile, before rows of other items
 //   UNUSED_LAST              items without rows precede all those that have rows but no tiles
 
 struct RowRange {
