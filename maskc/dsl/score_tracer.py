@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.data import check_name
-from maskc.core.errors import NotAScore, ScoreNotTraceable
+from maskc.core.errors import NotAScore, ScoreNotTraceable, with_article
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
@@ -163,7 +163,7 @@ def as_score(given: object) -> Score:
     if isinstance(given, Score):
         return given
     hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
-    what, module = f"a {type(given).__name__}", getattr(given, "__module__", "")
+    what, module = with_article(type(given).__name__), getattr(given, "__module__", "")
     if isinstance(given, Mask):
         hint = "a mask is the fourth argument: mc.attention(q, k, v, mask)"
     elif callable(given):

@@ -230,7 +230,8 @@ class ListedParts:
         variants = [part.bundle.variants[0] for part in self._parts]
         read = {name for over in lists for name in E.arrays(variants[over.number].keep)}
         flags = {name: bound.arrays[name] for name in sorted(read & set(bound.arrays))}
-        if any(over.lists > 1 for over in lists) or any(len(np.atleast_2d(x)) > 1 for x in flags.values()):
+        sequences = [over.lists for over in lists] + [len(np.atleast_2d(x)) for x in flags.values()]
+        if max(sequences) > 1:
             return is_thin(variants[0].recipe(unit.tile), bound.params, sizes.n_q, sizes.n_kv)
         flags = {name: np.atleast_2d(x)[0] for name, x in flags.items()}
         lines = [
