@@ -153,7 +153,7 @@ def _apply(build: Callable[..., Made], args: list[ast.expr], keywords: list[ast.
         raise
     except TypeError as error:
         # window is an object: "_Window.__call__() missing ..." becomes "window() missing ..."
-        finding = re.sub(r"^_(\w+)\.__call__", lambda found: found[1].lower(), str(error))
+        finding = re.sub(r"^_(\w+)\.__call__", lambda name: name[1].lower(), str(error))
         raise BadExpression(finding) from None
 
 
