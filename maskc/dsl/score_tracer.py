@@ -205,7 +205,7 @@ def _arguments(
 ) -> list[Value]:
     needed = required(function)
     if needed is None:
-        raise ScoreNotTraceable("it is not a Python function", "write a lambda", at=at)
+        raise ScoreNotTraceable("it is not a Python function", "pass a lambda, or a function made by def", at=at)
     names, plain = needed
     if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
         finding = f"it takes {len(names)} arguments"
@@ -235,6 +235,8 @@ def _traced(
         with told(ScoreNotTraceable, at, _ONCE):
             with torch_calls(_torch_call, refuse):
                 result = rebound(*given)
+            if result is None:
+                refuse("it returns None", "end the function with `return` and the new score")
             node = real(result)
         node = _without_params(node, registry)
     kept_node, kept = without_hidden(node)

@@ -27,6 +27,7 @@ class DataShape(MaskcError):
     code = "MC303"
     message = "{0!r} has shape {1}, expected {2}"
     hint = "lengths must match q and k; the array may have leading batch and heads dimensions"
+    hint_at = 3
 
 
 class DataType(MaskcError):

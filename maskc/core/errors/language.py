@@ -153,7 +153,10 @@ class BadTable(MaskcError):
 
     code = "MC116"
     message = "{0}: the table must be a 2-D array of booleans or integers, found {1}"
-    hint = "rows are query blocks, columns are key blocks; a leading heads dimension is allowed"
+    hint = (
+        "rows are query blocks, columns are key blocks; a leading heads dimension is allowed; "
+        "table != 0 makes booleans of numbers"
+    )
 
 
 class SelectionNotCompiled(MaskcError):

@@ -255,7 +255,8 @@ def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
     parts = tuple(given) if hasattr(given, "__iter__") else ()
     if len(parts) != 2:
         shape = getattr(given, "shape", f"{len(parts)} parts" if parts else type(given).__name__)
-        raise DataShape(decl.name, shape, EXPECTED[decl.kind], at=decl.name)
+        hint = f"pass both arrays together: {decl.name}=(first, second)"
+        raise DataShape(decl.name, shape, EXPECTED[decl.kind], hint, at=decl.name)
     return parts[0], parts[1]
 
 
