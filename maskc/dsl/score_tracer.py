@@ -205,7 +205,8 @@ def _arguments(
 ) -> list[Value]:
     needed = required(function)
     if needed is None:
-        raise ScoreNotTraceable("it is not a Python function", "pass a lambda, or a function made by def", at=at)
+        hint = "pass a lambda, or a function made by def"
+        raise ScoreNotTraceable("it is not a Python function", hint, at=at)
     names, plain = needed
     if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
         finding = f"it takes {len(names)} arguments"
