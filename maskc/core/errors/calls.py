@@ -522,6 +522,7 @@ class LengthsNotIds(DataShape):
     code = "MC440"
     message = "{0!r} has shape {1}, expected {2}; its values {3}"
     hint = "{4}"
+    hint_at = 4
 
 
 class MaskCalled(MaskcError, TypeError):
