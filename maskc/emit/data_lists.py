@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from textwrap import wrap
 
 from maskc.core import expr as E
 from maskc.core.bundle import BY_LENGTHS, DEFAULT, Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import render
 from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
@@ -76,7 +79,9 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     def told(shape: E.Expr) -> TileText:
         pieces = split(shape)
-        return tile_text(pieces.rest, load, pieces.exact)
+        text = re.sub(r"\(Integer\)|\bm\.", "", CPrinter(reads)(shape))
+        comment = tuple(wrap(f"Formula of a pair: {text}", 94))
+        return replace(tile_text(pieces.rest, load, pieces.exact), comment=comment)
 
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),

@@ -611,6 +611,8 @@ class TileText:
     """Expressions over these."""
     static_part: bool
     """Whether the formulas only contain terms with data: static lists cover the rest."""
+    comment: tuple[str, ...] = ()
+    """Lines of the formula of a pair."""
 
 
 class SegmentPlaces(NamedTuple):

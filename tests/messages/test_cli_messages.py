@@ -168,7 +168,7 @@ def test_a_gpu_that_there_is_not():
     assert (
         found
         == """\
-MC509 target  target of this kernel needs an NVIDIA GPU, and PyTorch finds none
+MC509 target  this kernel needs an NVIDIA GPU, and PyTorch finds none
     hint: compile(target='cpu') runs anywhere; `maskc doctor` says what is missing
 """
     )

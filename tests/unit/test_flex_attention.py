@@ -175,7 +175,7 @@ def test_score_mods_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("mod", "found", "hint"),
     [
-        (lambda s, b, h, q, k: None, "MC129.*uses a NoneType", "write it with"),
+        (lambda s, b, h, q, k: None, "MC129.*returns None", "end the function"),
         (lambda s, b, h, q: s, "MC129.*takes 4 arguments", "expected"),
     ],
 )
