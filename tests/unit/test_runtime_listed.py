@@ -171,7 +171,7 @@ def test_what_a_list_adds_is_told_apart():
     (base, keys, rows) = analyse_heads(MASKS["both"]).parts
     assert base.listed is None
     assert (keys.listed.side, rows.listed.side) == ("k", "q")
-    assert rows.heads.masks[0].keep == E.ALWAYS
+    assert rows.inner.masks[0].keep == E.ALWAYS
     no_lists = (
         mc.causal() & mc.flags("g"),  # nothing without them
         mc.window(5) - mc.flags("g"),  # fewer pairs with them
