@@ -30,6 +30,7 @@ from maskc.core.data import LISTED, DataDecl, DataKind, positions_of_queries
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, GATHER, STEMS, WIDE
+from maskc.core.gathering import Span
 from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction
 from maskc.core.score import Formula
@@ -64,7 +65,6 @@ from maskc.emit.spec import (
 )
 from maskc.ir.types import MaskPart
 from maskc.plan.families.table import family_of
-from maskc.plan.ranges import TileRange
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
@@ -443,7 +443,7 @@ def _reads_lists(plan: KernelPlan) -> bool:
     return plan.target.language == "c"
 
 
-def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
+def _bounds(spans: list[Span]) -> tuple[tuple[str, str], ...]:
     return tuple(bounds_text(span, f"bounds[{i}].first") for i, span in enumerate(spans))
 
 

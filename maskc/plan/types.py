@@ -11,7 +11,7 @@ from maskc.core.bundle import LayoutRecipe, Mode, TensorMap, WorkList
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
 from maskc.core.forms import TINY
-from maskc.core.gathering import Gather, Span
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
@@ -242,6 +242,5 @@ class Gathering:
         values: dict[Expr, Expr] = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
         spans = (span.keys for span in self.alongside.spans or ())
         return Gather(self.constants, tuple(
-            Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
-            for span in spans
+            span.substituted(values) for span in spans
         ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip
