@@ -64,8 +64,8 @@ def judged_passes(
     heads = [gradient for name, gradient in _OF_HEADS.items() if name in options]
     own = [f"d {name}" for name in attn.trainable if isinstance(data.get(name), np.ndarray)]
     for name, gradient in zip(["dq", "dk", "dv", *heads, *own], results, strict=True):
-        found = _on_host(gradient)
-        compare(found, exact.get(name, 0 * found), name)
+        values = _on_host(gradient)
+        compare(values, exact.get(name, 0 * values), name)
     return out, results
 
 
