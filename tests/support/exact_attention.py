@@ -154,6 +154,11 @@ def results(q, k, v, dout, live, kind, *, backward=True, **features) -> Results:
     return found
 
 
+def exact_and_rough(q, k, v, dout, live, **features) -> list[Results]:
+    """`results` in fp64 and in the tensors' own dtype: what `wrong` judges by."""
+    return [results(q, k, v, dout, live, kind, **features) for kind in (torch.float64, q.dtype)]
+
+
 def sizes(q, k, v, dout, out, weights, scale, group) -> Results:
     """The largest value of each result were every pair's term of it an error of its own, and errors
     added up as squares: what a relative rounding of all terms is multiplied by.

@@ -21,7 +21,7 @@ from tests.support.documents import (
     neighbours_change_no_bit,
 )
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, exact, results, tensors, wrong
+from tests.support.exact_attention import called, exact, exact_and_rough, tensors, wrong
 from tests.support.hopper import with_rules
 from tests.support.judged_lists import near
 
@@ -242,7 +242,7 @@ def test_data_of_every_head(mask):
     live = torch.tensor(mask.dense(150, doc=ids))
     assert live.shape == (2, 2, 150, 150)
     computed = called(compiled(mask), *given, {"doc": ids})
-    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    sides = exact_and_rough(*given, live)
     assert not wrong(computed, *sides)
 
 
@@ -269,7 +269,7 @@ def test_tokens_behind_the_last_document_see_nothing(mask, lengths):
         called(attn, *given, {"doc": where(lengths, most=None), **others}, deterministic=True)
         for where in (on_device, on_host)
     ]
-    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    sides = exact_and_rough(*given, live)
     for result in runs:
         assert not wrong(result, *sides)
         assert not result["out"][:, :, used:].any()
@@ -285,7 +285,7 @@ def test_lists_of_keys(heads):
     live = torch.tensor(mask.dense(150, keys=lists)).reshape(2, heads, 150, 150)
     live = live.expand(2, 2, 150, 150)
     computed = called(compiled(mask), *given, {"keys": lists.int()})
-    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    sides = exact_and_rough(*given, live)
     assert not wrong(computed, *sides)
 
 
@@ -298,5 +298,5 @@ def test_blocks_that_count_from_each_document():
     q, k = (x.float() for x in given[:2])
     live = torch.tensor(mask.dense(len(place), n_heads=2, heads_kv=1, q=q, k=k, **data))
     computed = called(compiled(mask), *given, data)
-    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    sides = exact_and_rough(*given, live)
     assert not wrong(computed, *sides)
