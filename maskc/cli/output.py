@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -180,3 +180,9 @@ def unwritable(path: Path, error: OSError | ValueError) -> UsageMistake:
     """The mistake of a place that cannot be written."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return UsageMistake(f"cannot write {path}: {reason}", "choose another place with -o", at="-o")
+
+
+def machine_line(about: Mapping[str, object]) -> str:
+    """Say in one line where numbers were measured."""
+    known = ((name, value) for name, value in about.items() if name != "rivals")
+    return ", ".join(f"{name} {value}" for name, value in known if value is not None)

@@ -6,6 +6,7 @@ The declarations in C and the ctypes structures are made from these tables. Stri
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
 from functools import cache
 
@@ -488,6 +489,20 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
         members.append((field.name, kind * field.count if field.count > 1 else kind))
     return type("Arguments", (ctypes.Structure,), {"_fields_": members})
+
+
+_FORMATS = {"i32": "i", "i64": "q", "float": "f"}
+
+
+def packer(fields: tuple[Field, ...]) -> struct.Struct:
+    """Return what packs the values of a few members into the bytes of their block.
+
+    Args:
+        fields: the members, in order; an array member takes as many values as it has entries.
+    """
+    formats = ("P" if x.ctype.endswith("*") else _FORMATS[x.ctype] for x in fields)
+    members = (f"{x.count}{text}" for x, text in zip(fields, formats, strict=True))
+    return struct.Struct("".join(members) + "0P")  # the next block begins aligned
 
 
 ATTENTION = structure()

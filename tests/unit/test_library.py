@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 
@@ -187,3 +188,15 @@ def test_templates_include_files_that_exist():
         text = file.read_text("utf-8")
         for name in re.findall(r'(?:include|from) "([\w/]+\.(?:h|cuh)(?:\.j2)?)"', text):
             assert (folder / name).is_file(), f"{file.name} includes {name}"
+
+
+@pytest.mark.parametrize("switch", [switch for switch in ATTENTION if "SCORE" not in switch][1:])
+def test_blocks_are_packed_as_they_are_declared(switch):
+    """The end included: another block may follow."""
+    fields = ATTENTION[switch]
+    packing, declared = abi.packer(fields), abi.structure(fields)
+    values = range(1, 1 + sum(field.count for field in fields))
+    block = declared.from_buffer_copy(packing.pack(*values))
+    members = [getattr(block, field.name) for field in fields]
+    assert [x for y in members for x in (y if hasattr(y, "__len__") else [y])] == [*values]
+    assert packing.size == ctypes.sizeof(declared)

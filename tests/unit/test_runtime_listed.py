@@ -18,11 +18,9 @@ from maskc.dispatch.listed_split import ListedLines, tokens_of, whole_facts
 from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.layout.work.tile_counts import Adders
-from maskc.reference.attention import attention, gradients
-from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from tests.support.scores import FORMULAS, close
+from tests.support.scores import FORMULAS, judged_passes
 from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
@@ -91,15 +89,10 @@ def test_formulas(formula, name, deterministic):
         rng = np.random.default_rng(0)
         q, dout = (rng.normal(size=(2, 2, n_q, 32)).astype(np.float32) for _ in range(2))
         k, v = (rng.normal(size=(2, 1, n_kv, 32)).astype(np.float32) for _ in range(2))
-        out, lse = attn(q, k, v, return_lse=True, **data)
-        exact, live = ScoreOf(score.inputs, data, n_q, n_kv), mask.dense(n_q, n_kv)
-        for found, right in zip((out, lse), attention(q, k, v, live, score=exact), strict=True):
-            close(found, right)
-        right = gradients(q, k, v, live, dout, score=exact)
-        found = attn.backward(q, k, v, out, lse, dout, deterministic=deterministic, **data)
-        own = [f"d {key}" for key in attn.trainable if key in data]
-        for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
-            close(gradient, right[key], key)
+        judged_passes(
+            attn, (q, k, v, dout), mask.dense(n_q, n_kv), score=score, data=data,
+            deterministic=deterministic,
+        )  # fmt: skip
         assert any(source.startswith("part1") for source, _, _ in attn.all_reports)
 
 
@@ -178,7 +171,7 @@ def test_what_a_list_adds_is_told_apart():
     (base, keys, rows) = analyse_heads(MASKS["both"]).parts
     assert base.listed is None
     assert (keys.listed.side, rows.listed.side) == ("k", "q")
-    assert rows.heads.masks[0].keep == E.ALWAYS
+    assert rows.inner.masks[0].keep == E.ALWAYS
     no_lists = (
         mc.causal() & mc.flags("g"),  # nothing without them
         mc.window(5) - mc.flags("g"),  # fewer pairs with them
