@@ -123,7 +123,7 @@ def wanted_items(made: Made) -> list[list[int]]:
         tokens = tile * size, min((tile + 1) * size, n)
         item = [tile, whose, first, count, *tokens, numbers.item_heads, shared]
         group = number // numbers.group_lists, owner // numbers.group_owners
-        key = (*group, -count, tile, number, owner) if count else (number, tile, owner)
+        key = (*group, -count, number, tile, owner) if count else (number, tile, owner)
         (live if count else dead).append((key, item))
     return [item for _, item in (*sorted(live), *sorted(dead))]
 

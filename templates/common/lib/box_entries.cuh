@@ -25,7 +25,10 @@ FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i6
                        i64 c1) {
     const i32 *const from = p.array[slot] + at.batch * p.array_batch[slot] +
                             at.head * p.array_head[slot];
-    struct Span found = span(0x7fffffff, -0x7fffffff - 1);
+    // Both ends at once: few tiles have more
+    const i64 one = from[r0 * p.array_row[slot] + c0], other = from[r1 * p.array_row[slot] + c1];
+    struct Span found = span(min_int(one, other), max_int(one, other));
+    if (r1 - r0 + c1 - c0 < 2) return found;
     for (i64 row = r0; row <= r1; row++) {
         for (i64 column = c0; column <= c1; column++) {
             const i64 x = from[row * p.array_row[slot] + column];
