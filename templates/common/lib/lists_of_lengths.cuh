@@ -16,31 +16,21 @@ struct Counted {
     unsigned short document[MOST_ROWS]; // of each line, among those of all lists
 };
 FN i32 *keys_of(struct Counted &all) { return (i32 *)all.keys; }
+FN const i32 *keys_of(const struct Counted &all) { return (const i32 *)all.keys; }
 
 // The cumulative lengths of a side.
 FN i32 slot_of(i32 side) { return reading_at(side ? OF_K : OF_Q).slot; }
-// Loads one of them. Returns whether it is wrong.
-FN bool load_end(const struct Lists &p, i32 side, i32 list, i32 number, i32 &to) {
+// Loads one of them. Returns the tokens up to the next one; sets `wrong` if it is.
+FN i32 load_end(const struct Lists &p, i32 side, i32 list, i32 number, i32 &to, bool &wrong) {
     const i32 slot = slot_of(side);
     const bool last = number + 1 == p.ends[slot];
     const i32 places[2] = {number, last ? number : number + 1};
     i64 x[2];
     entries_at(p, slot, list, places, x);
+    wrong |= x[0] > (last ? p.n[side] : x[1]) || x[1] - x[0] > p.most[slot] ||
+             (number == 0 && x[0] != 0);
     to = (i32)x[0];
-    return x[0] > (last ? p.n[side] : x[1]) || x[1] - x[0] > p.most[slot] ||
-           (number == 0 && x[0] != 0);
-}
-// Loads all of both sides. Returns whether any are wrong, to every thread.
-FN bool load_all_ends(const struct Lists &p, struct Counted &all) {
-    const i32 of_q = p.lists * p.ends[slot_of(0)], of_k = p.lists * p.ends[slot_of(1)];
-    bool wrong = false;
-#pragma unroll 1
-    for (i32 i = threadIdx.x; i < of_q + of_k; i += THREADS) {
-        const i32 side = i >= of_q, at = side ? i - of_q : i, ends = p.ends[slot_of(side)];
-        const i32 list = p.lists > 1 ? at / ends : 0;
-        wrong |= load_end(p, side, list, at - list * ends, all.ends[i]);
-    }
-    return __syncthreads_or(wrong);
+    return (last ? p.n[side] : (i32)x[1]) - (i32)x[0];
 }
 
 // Divides numbers below 2^24 by the tokens of a tile, without the long code of a division.
@@ -72,24 +62,40 @@ FN struct Document document_at(const i32 *ends, i32 count, i32 number, i32 n) {
     return {ends[number], number + 1 < count ? ends[number + 1] : n};
 }
 
-// Writes to `all.before`. Every thread takes some consecutive documents.
-FN void count_rows(const struct Lists &p, struct Counted &all, const Divisor &rows) {
-    const i32 ends = p.ends[slot_of(0)], documents = p.lists * ends;
-    const i32 share = (documents + THREADS - 1) / THREADS, start = threadIdx.x * share;
-    const i32 stop = min_i32(start + share, documents), own = start % ends;
-    i32 before = 0, total;
-#pragma unroll 1
-    for (i32 pass = 0; pass < 2; pass++) {
-        for (i32 i = start, at = own; i < stop; i++) {
-            if (pass) all.before[i] = before;
-            const bool last = at + 1 == ends;
-            const i32 end = last ? p.n[0] : all.ends[i + 1];
-            before += rows.up(end - all.ends[i]);
-            at = last ? 0 : at + 1;
-        }
-        if (!pass) before = block_before(before, total);
+// Loads all cumulative lengths, and counts the tile rows before each document. Returns whether any
+// length is wrong; there are no rows then, because the results will be overwritten.
+FN bool count_rows(const struct Lists &p, struct Counted &all, const Divisor &rows) {
+    constexpr i32 WARPS = THREADS / 32;
+    __shared__ i32 part[WARPS];
+    const i32 ends = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)], documents = p.lists * ends;
+    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    bool wrong = false;
+#pragma unroll 1  // the last warps first, so that others wait for the lengths of queries meanwhile
+    for (i32 i = THREADS - 1 - (i32)threadIdx.x; i < p.lists * ends_k; i += THREADS) {
+        const i32 list = p.lists > 1 ? i / ends_k : 0;
+        load_end(p, 1, list, i - list * ends_k, all.ends[documents + i], wrong);
     }
-    if (threadIdx.x == 0) all.before[documents] = total;
+    i32 before = 0;
+#pragma unroll 1
+    for (i32 base = 0; base < documents; base += THREADS) {
+        const i32 i = base + threadIdx.x, list = p.lists > 1 ? i / ends : 0;
+        i32 lines = 0;
+        if (i < documents) lines = rows.up(load_end(p, 0, list, i - list * ends, all.ends[i], wrong));
+        const i32 until = warp_until(lines);
+        if (base) __syncthreads();  // all have read `part`
+        if (lane == 31) part[warp] = until;
+        __syncthreads();
+        const i32 other = lane < WARPS ? part[lane] : 0;
+        const i32 earlier = warp_sum(lane < warp ? other : 0);
+        if (i < documents) all.before[i] = before + earlier + until - lines;
+        before += warp_sum(other);
+    }
+    if (threadIdx.x == 0) all.before[documents] = before;
+    wrong = __syncthreads_or(wrong);
+    if (!wrong) return false;
+    for (i32 i = threadIdx.x; i <= documents; i += THREADS) all.before[i] = 0;
+    __syncthreads();
+    return true;
 }
 
 // The queries of a document, and the keys that they see.
@@ -153,24 +159,31 @@ struct Rank {
     i32 lines_before;  // whose items come earlier
     i32 group, behind;  // the first line of its group, and past the last one, among those with tiles
 };
-FN struct Rank rank_of(const struct Lists &p, struct Counted &all, i32 list, i32 place) {
-    const i32 own = keys_of(all)[place], begin = list * p.tile_count[0];
-    const i32 lines = p.lists * p.tile_count[0], lane = threadIdx.x % 32;
+FN struct Rank rank_of(const struct Lists &p, const struct Counted &all, i32 list, i32 place) {
+    const i32 *const keys = keys_of(all);
+    const i32 own = keys[place], lane = threadIdx.x % 32;
+    const i32 rows = p.tile_count[0], lines = p.lists * rows, four = place / 4 * 4;
     const i32 group = own >> TILES_BITS << TILES_BITS, earlier = group + (1 << TILES_BITS);
     const bool split = p.group_owners < p.owners;  // otherwise the order of lines is that of items
     i32 tiles = 0, before = 0, groups = 0, behind = 0;
 #pragma unroll 1
     for (i32 i = 4 * lane; i < lines; i += 4 * 32) {
         const int4 x = all.keys[i / 4];
-        const i32 keys[4] = {x.x, x.y, x.z, x.w}, left = place - i;
-        const bool of_list = i >= begin;
-#pragma unroll
-        for (i32 j = 0; j < 4; j++) {
-            before += keys[j] > own - (j < left);
-            tiles += of_list && j < left ? keys[j] & ((1 << TILES_BITS) - 1) : 0;
-            if (split) groups += keys[j] >= earlier, behind += keys[j] >= group;
-        }
+        const i32 least = own - (i < place);
+        before += (x.x > least) + (x.y > least) + (x.z > least) + (x.w > least);
+        if (!split) continue;
+        behind += (x.x >= group) + (x.y >= group) + (x.z >= group) + (x.w >= group);
+        if (p.lists > 1)
+            groups += (x.x >= earlier) + (x.y >= earlier) + (x.z >= earlier) + (x.w >= earlier);
     }
+    constexpr i32 TILES = (1 << TILES_BITS) - 1;
+#pragma unroll 1
+    for (i32 i = list * rows + 4 * lane; i < four; i += 4 * 32) {
+        const int4 x = all.keys[i / 4];
+        tiles += (x.x & TILES) + (x.y & TILES) + (x.z & TILES) + (x.w & TILES);
+    }
+    if (lane < place - four) tiles += keys[four + lane] & TILES;
+    else if (lane < 4 && four < place) before -= keys[four + lane] == own;  // not before it
     struct Rank found = {warp_sum(tiles), warp_sum(before), 0, 0};
     if (split) found.group = warp_sum(groups), found.behind = warp_sum(behind);
     return found;
@@ -212,7 +225,9 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
     block -= p.first_block[own.number];
     const i32 n = p.n[own.side], shares = (n + THREADS - 1) / THREADS, batch = block / shares;
     const i32 count = p.ends[own.slot], token = (block - batch * shares) * THREADS + threadIdx.x;
-    for (i32 i = threadIdx.x; i < count; i += THREADS) load_end(p, own.side, batch, i, ends[i]);
+    bool wrong = false;
+    for (i32 i = threadIdx.x; i < count; i += THREADS)
+        load_end(p, own.side, batch, i, ends[i], wrong);
     __syncthreads();
     if (token >= n) return;
     const i32 number = max_i32(entries_up_to(ends, count, token) - 1, 0);
@@ -223,24 +238,10 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
     for (i32 list = batch; list < p.lists; list += p.batches[own.slot])
         p.array[STOPS][list * p.array_batch[STOPS] + token] = document.end;
 }
-// Finds all lines, and writes those of a block, one for each warp.
-FN void write_lines(const struct Lists &p, i32 block, struct Counted &all) {
-    const i32 ends = p.ends[slot_of(0)], documents = p.lists * ends, rows = p.tile_count[0];
-    const i32 place = (block * THREADS + (i32)threadIdx.x) / 32;
-    const i32 list = p.lists > 1 ? place / rows : 0, tile = place - list * rows;
-    const Divisor tokens(p.tile[0]), keys(p.tile[1]);
-#pragma unroll 1
-    for (i32 i = threadIdx.x; i < p.lists * rows; i += THREADS) keys_of(all)[i] = 0;
-    wait_for_launches();
-    if (load_all_ends(p, all)) {  // no rows: the results will be overwritten
-        for (i32 i = threadIdx.x; i <= documents; i += THREADS) all.before[i] = 0;
-    } else {
-        count_rows(p, all, tokens);
-    }
-    __syncthreads();
-    count_lines(p, all, keys);
-    __syncthreads();
-    if (place >= p.lists * rows) return;  // of the last block
+// Writes the lines of a block, one for each warp.
+FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Counted &all,
+                    const Divisor &keys) {
+    const i32 ends = p.ends[slot_of(0)], rows = p.tile_count[0], tile = place - list * rows;
     const i32 line = all.before[list * ends] + tile;
     i32 number = NO_ROW, key_end = 0;
     struct DocumentRow row = {};
@@ -264,15 +265,22 @@ FN void write_lines(const struct Lists &p, i32 block, struct Counted &all) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 lists_of_lengths(const __grid_constant__ struct Lists p) {
     __shared__ struct Counted all;
-    const i32 block = (i32)blockIdx.x - p.reading_blocks;
-    if (block >= 0) return write_lines(p, block, all);
+    const i32 block = (i32)blockIdx.x - p.reading_blocks, lines = p.lists * p.tile_count[0];
+    const i32 place = (block * THREADS + (i32)threadIdx.x) / 32;
+    const i32 list = p.lists > 1 ? place / p.tile_count[0] : 0;
+    const Divisor tokens(p.tile[0]), keys(p.tile[1]);
+#pragma unroll 1
+    for (i32 i = threadIdx.x; i < lines / 4; i += THREADS) all.keys[i] = make_int4(0, 0, 0, 0);
     wait_for_launches();
-    if (blockIdx.x == 0) {
-        if (p.verdict) {  // before blocks with lines are done
-            const bool wrong = load_all_ends(p, all);
-            if (threadIdx.x == 0) tell_verdict(p, wrong);
-        }
-        clear_words(p);
+    if (block >= 0 || (blockIdx.x == 0 && p.verdict)) {
+        const bool wrong = count_rows(p, all, tokens);
+        if (blockIdx.x == 0 && threadIdx.x == 0) tell_verdict(p, wrong);  // done before others
     }
-    write_documents(p, blockIdx.x, all.ends);
+    if (block < 0) {
+        if (blockIdx.x == 0) clear_words(p);
+        return write_documents(p, blockIdx.x, all.ends);
+    }
+    count_lines(p, all, keys);
+    __syncthreads();
+    if (place < lines) write_lines(p, place, list, all, keys);
 }
