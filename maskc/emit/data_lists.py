@@ -97,8 +97,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         replace(launch, overlaps=overlaps)
         for launch in (MAKE_LISTS, LISTS_OF_LENGTHS, SPOIL_RESULTS)
     )
-    spoil_too = replace(spoil, threads=of_lengths.threads)
-    more = ((BY_LENGTHS, Mode((of_lengths, spoil_too), "BY_LENGTHS")),) if plan.documents else ()
+    more = ((BY_LENGTHS, Mode((of_lengths,), "BY_LENGTHS")),) if plan.documents else ()
     return lists_source(plan, "common/tile_lists.cu.j2", spec, (make, spoil), form, *more)
 
 

@@ -63,7 +63,7 @@ FN struct Document document_at(const i32 *ends, i32 count, i32 number, i32 n) {
 }
 
 // Loads all cumulative lengths, and counts the tile rows before each document. Returns whether any
-// length is wrong; there are no rows then, because the results will be overwritten.
+// length is wrong; no document has rows then.
 FN bool count_rows(const struct Lists &p, struct Counted &all, const Divisor &rows) {
     constexpr i32 WARPS = THREADS / 32;
     __shared__ i32 part[WARPS];
@@ -190,9 +190,9 @@ FN struct Rank rank_of(const struct Lists &p, const struct Counted &all, i32 lis
 }
 
 // Writes the items of a line, one per owner, in the order of write_ranked in list_items.cuh.
-// `number`: of the line, or NO_ROW if it does not exist.
+// `number`: of the line, or NO_ROW if it does not exist. `wrong`: the pass writes NaN.
 FN void write_row_items(const struct Lists &p, i32 list, i32 number, const struct DocumentRow &row,
-                        i32 first, const struct Rank &rank) {
+                        i32 first, const struct Rank &rank, bool wrong) {
 #pragma unroll 1
     for (i32 owner = threadIdx.x % 32; owner < p.owners; owner += 32) {
         i32 index = p.owners * rank.lines_before + owner;
@@ -204,7 +204,7 @@ FN void write_row_items(const struct Lists &p, i32 list, i32 number, const struc
         }
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         to[0] = make_int4(number, (list * p.owners + owner) * p.owner_heads, first, row.count);
-        to[1] = make_int4(row.first, row.end, p.item_heads, 0);
+        to[1] = make_int4(row.first, row.end, p.item_heads, wrong ? -1 : 0);
     }
 }
 
@@ -238,9 +238,10 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
     for (i32 list = batch; list < p.lists; list += p.batches[own.slot])
         p.array[STOPS][list * p.array_batch[STOPS] + token] = document.end;
 }
-// Writes the lines of a block, one for each warp.
+// Writes the lines of a block, one for each warp. If lengths are wrong, lines have all queries and
+// no tiles.
 FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Counted &all,
-                    const Divisor &keys) {
+                    const Divisor &keys, bool wrong) {
     const i32 ends = p.ends[slot_of(0)], rows = p.tile_count[0], tile = place - list * rows;
     const i32 line = all.before[list * ends] + tile;
     i32 number = NO_ROW, key_end = 0;
@@ -250,11 +251,14 @@ FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Cou
         const struct Matched at = matched_at(p, all, list, document);
         row = row_at(p, at, at.q.begin + (line - all.before[document]) * p.tile[0], keys);
         number = tile, key_end = at.k.end;
+    } else if (wrong && tile * p.tile[0] < p.n[0]) {
+        number = tile, row.first = tile * p.tile[0];
+        row.end = min_i32(row.first + p.tile[0], p.n[0]);
     }
     const struct Rank rank = rank_of(p, all, list, place);
     const i32 first = list * p.room[0] + rank.tiles_before;
     write_words(p, row, key_end, p.tiles[0] + first);
-    write_row_items(p, list, number, row, first, rank);
+    write_row_items(p, list, number, row, first, rank, wrong);
     i32 *const ptr = p.ptr[0] + list * (rows + 1) + tile;
     if (threadIdx.x % 32 == 0) {
         ptr[0] = first;
@@ -272,15 +276,14 @@ lists_of_lengths(const __grid_constant__ struct Lists p) {
 #pragma unroll 1
     for (i32 i = threadIdx.x; i < lines / 4; i += THREADS) all.keys[i] = make_int4(0, 0, 0, 0);
     wait_for_launches();
-    if (block >= 0 || (blockIdx.x == 0 && p.verdict)) {
-        const bool wrong = count_rows(p, all, tokens);
-        if (blockIdx.x == 0 && threadIdx.x == 0) tell_verdict(p, wrong);  // done before others
-    }
+    bool wrong = false;
+    if (block >= 0 || blockIdx.x == 0) wrong = count_rows(p, all, tokens);
     if (block < 0) {
         if (blockIdx.x == 0) clear_words(p);
+        if (blockIdx.x == 0 && threadIdx.x == 0) tell_verdict(p, wrong);  // done before others
         return write_documents(p, blockIdx.x, all.ends);
     }
     count_lines(p, all, keys);
     __syncthreads();
-    if (place < lines) write_lines(p, place, list, all, keys);
+    if (place < lines) write_lines(p, place, list, all, keys, wrong);
 }

@@ -196,7 +196,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 }
 
 // Writes rows of tiles without a live pair. They are at the end of the work list, behind the live
-// items and the unused items of a list that the device built.
+// items and the unused items of a list that the device built. Rows of documents are NaN if lengths
+// that the device read are wrong.
 FN void store_empty(const struct Attention &p) {
     if (p.accumulates) return;  // these rows keep the earlier result
     const i32 thread = threadIdx.x - 128;
@@ -207,6 +208,7 @@ FN void store_empty(const struct Attention &p) {
         if (work.tile < 0) continue;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = document_rows(p, work).first, end = document_rows(p, work).end;
+        const i32 filled = work.shared < 0 ? -1 : 0;  // NaN of any precision
 #else
         if (work.count > 0 || work.tile < 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
@@ -225,7 +227,12 @@ FN void store_empty(const struct Attention &p) {
 #else
             const i64 place = row_offset(p.out_stride, at, token);
 #endif
+#if DOCUMENT_ROWS
+            ((int4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] =
+                make_int4(filled, filled, filled, filled);
+#else
             ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] = make_uint4(0, 0, 0, 0);
+#endif
         }
         for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
             const i32 token = query_at(first + i);
@@ -238,6 +245,9 @@ FN void store_empty(const struct Attention &p) {
                 p.lse[row_offset(p, p.lse_stride, at, token)] =
 #else
                 p.lse[row_offset(p.lse_stride, at, token)] =
+#endif
+#if DOCUMENT_ROWS
+                    filled ? __int_as_float(filled) :
 #endif
                     WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
         }
