@@ -111,19 +111,10 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     while (i < lines) {
         const i32 x[4] = {next.x, next.y, next.z, next.w};
         next = counts_at(counts, i + step * THREADS, lines, step);
-        if (i + step <= place || i >= place + MOST_LINES) {
-            const i32 nearer = i < place;
 #pragma unroll
-            for (i32 j = 0; j < MOST_LINES; j++)
+        for (i32 j = 0; j < MOST_LINES; j++)
 #pragma unroll
-                for (i32 k = 0; k < 4; k++) sum[RANK + j] += x[k] > count[j] - nearer;
-        } else {
-#pragma unroll
-            for (i32 j = 0; j < MOST_LINES; j++)
-#pragma unroll
-                for (i32 k = 0; k < 4; k++)
-                    sum[RANK + j] += x[k] > count[j] - (i + k < place + j);
-        }
+            for (i32 k = 0; k < 4; k++) sum[RANK + j] += x[k] > count[j] - (i + k < place + j);
         if (i < place && i + step > own) {
 #pragma unroll
             for (i32 k = 0; k < 4; k++)
