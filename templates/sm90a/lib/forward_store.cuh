@@ -196,8 +196,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 }
 
 // Writes rows of tiles without a live pair. They are at the end of the work list, behind the live
-// items and the unused items of a list that the device built. Rows of documents are NaN if lengths
-// that the device read are wrong.
+// items and the unused items of a list that the device built.
 FN void store_empty(const struct Attention &p) {
     if (p.accumulates) return;  // these rows keep the earlier result
     const i32 thread = threadIdx.x - 128;
@@ -208,7 +207,8 @@ FN void store_empty(const struct Attention &p) {
         if (work.tile < 0) continue;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = document_rows(p, work).first, end = document_rows(p, work).end;
-        const i32 filled = work.shared < 0 ? -1 : 0;  // NaN of any precision
+        // NaN of any precision if the lengths that the device read are wrong
+        const i32 filled = work.shared < 0 ? -1 : 0;
 #else
         if (work.count > 0 || work.tile < 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
