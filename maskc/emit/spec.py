@@ -633,7 +633,7 @@ class DataListsSpec(ListsSpec):
     read_tiles: int = abi.READ_TILES
     length_threads: int = abi.LENGTH_THREADS
     length_blocks: int
-    """As `threads` and `blocks`, for lists from lengths alone."""
+    """Threads and blocks of the launch that makes lists from lengths alone."""
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS

@@ -12,11 +12,10 @@ from maskc.core.bundle import Grid, Launch
 THREADS = LIST_THREADS
 BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
+LENGTH_BLOCKS = 2
+"""The blocks that it has room for, if they make lists from lengths alone."""
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
-LENGTH_BLOCKS = 1024 // LENGTH_THREADS
-"""The same for lists from lengths alone."""
-
 LISTS_OF_LENGTHS = Launch("lists_of_lengths", Grid.lists, LENGTH_THREADS)
 """In the place of the launch before, if cumulative lengths alone decide the lists: blocks do not
 wait for each other (templates/common/lib/lists_of_lengths.cuh)."""
