@@ -108,9 +108,11 @@ def wrong_tiles(made: Made, side: int, live: np.ndarray) -> list[str]:
 
 
 def ordered_lines(made: Made) -> list[list[int]]:
-    """Tile, owner, first tile and their number for each line and owner, in the order of items:
-    groups of lists, and of owners, one after another, in each the longest lines first; those
-    without tiles last, as they come."""
+    """Tile, owner, first tile and number of tiles of each line and owner, in the order of items.
+
+    Groups of lists, and of owners, follow one another. In each, the longest lines come first. Lines
+    without tiles come last, as they lie.
+    """
     numbers, side = made.numbers, made.numbers.work_side
     lines, tiles = made.counts_and_words(side), numbers.tile_count[side]
     live, dead = [], []
