@@ -285,6 +285,8 @@ In arrays of two, the first value is for queries and tile rows, the second for k
 columns."""
 LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
+LENGTH_THREADS = 512
+"""The threads of a block that makes lists from cumulative lengths alone."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256

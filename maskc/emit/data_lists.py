@@ -18,6 +18,7 @@ from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
 from maskc.plan.list_making import (
     BLOCKS,
+    LENGTH_BLOCKS,
     LISTS_OF_LENGTHS,
     MAKE_LISTS,
     SPOIL_RESULTS,
@@ -87,6 +88,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
         blocks=BLOCKS,
+        length_blocks=LENGTH_BLOCKS,
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),
@@ -100,7 +102,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         replace(launch, overlaps=overlaps)
         for launch in (MAKE_LISTS, LISTS_OF_LENGTHS, SPOIL_RESULTS)
     )
-    more = ((BY_LENGTHS, Mode((of_lengths, spoil), "BY_LENGTHS")),) if plan.documents else ()
+    more = ((BY_LENGTHS, Mode((of_lengths,), "BY_LENGTHS")),) if plan.documents else ()
     return lists_source(plan, "common/tile_lists.cu.j2", spec, (make, spoil), form, *more)
 
 

@@ -632,6 +632,9 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
+    length_threads: int = abi.LENGTH_THREADS
+    length_blocks: int
+    """Threads and blocks of the launch that makes lists from lengths alone."""
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS

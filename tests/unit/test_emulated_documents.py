@@ -21,7 +21,8 @@ from tests.support.documents import (
     neighbours_change_no_bit,
 )
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, exact, exact_and_rough, tensors, wrong
+from tests.support.exact_attention import called, exact, exact_and_rough, results, tensors, wrong
+from tests.support.hopper import compiled as with_mode
 from tests.support.hopper import with_rules
 from tests.support.judged_lists import near
 
@@ -140,16 +141,24 @@ def test_neighbours_change_no_bit():
     )  # fmt: skip
 
 
-def test_a_broken_promise_is_spoilt_and_said():
-    """Though each document but one keeps it; the longest possible does."""
-    attn, given = compiled(MASKS["causal"]), made(300)
-    fine = attn(*given[:3], doc=on_device([80, 80, 80, 60]))
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("mode", ["default", "persistent", "interleaved"])
+def test_a_broken_promise_is_spoilt_and_said(mode, batch):
+    """Though each document but one keeps it; the longest possible does. Calls that use the lists
+    again are spoilt, too."""
+    attn = with_mode(MASKS["causal"], 64, mode=mode)
+    q, k, v, _ = tensors(
+        300, 300, 64, torch.bfloat16, 0, batch=batch, heads=4, kv_heads=2, device="cpu"
+    )
+    fine = attn(q, k, v, doc=on_device([80, 80, 80, 60]))
     assert not fine.isnan().any()
-    computed = attn(*given[:3], return_lse=True, doc=on_device([80, 81, 79, 60]))
+    broken = on_device([80, 81, 79, 60])
+    computed = attn(q, k, v, return_lse=True, doc=broken)
     assert all(x.isnan().all() for x in computed)
     with pytest.raises(DataRange, match="more tokens than max_seqlen promised"):
-        attn(*given[:3], doc=on_device([80, 80, 80, 60]))
-    assert torch.equal(attn(*given[:3], doc=on_device([80, 80, 80, 60])), fine)
+        attn(q, k, v, doc=on_device([80, 80, 80, 60]))
+    assert torch.equal(attn(q, k, v, doc=on_device([80, 80, 80, 60])), fine)
+    assert attn(q, k, v, doc=broken).isnan().all()
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 200])

@@ -156,7 +156,10 @@ class ListsPlan(DeviceListedPlan):
     before: tuple[Step, ...]
     """The launch that makes the lists."""
     after: tuple[Step, ...]
-    """The launch that overwrites results if data turn out to be wrong; None if they cannot."""
+    """The launch that overwrites results if data turn out to be wrong; none if they cannot, or if
+    the lists say so."""
+    doubtful: bool
+    """Whether data may turn out to be wrong."""
     numbers: bytes
     """The block without what every call has anew."""
     room: tuple[int, ...]
@@ -295,7 +298,7 @@ class ListsPlan(DeviceListedPlan):
             WrongDeviceLists, ListsNotRead: the lists of a call that is checked.
         """
         launch, reports = self.lists.launch, self.reports
-        fresh, doubtful = lists.fresh, self.after and not lists.sound
+        fresh, doubtful = lists.fresh, self.doubtful and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
         arguments = lists.arguments
@@ -320,5 +323,5 @@ class ListsPlan(DeviceListedPlan):
                 parts = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
                 self.compare(given.checked, parts, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
-        if doubtful:
+        if doubtful and self.after:
             launch(self.after, stream, lists.arguments)

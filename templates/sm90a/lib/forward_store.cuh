@@ -161,18 +161,22 @@ FN void store_empty(const struct Attention &p) {
         if (work.tile < 0) continue;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = rows_of_item(p, work).first(), end = rows_of_item(p, work).end(p);
+        const u32 word = empty_word(work);
         for (i32 i = thread; i < TILE_Q * (HEAD_DIM_V / 8); i += 128 * GROUPS) {
             const i32 token = query_at(first + i / (HEAD_DIM_V / 8));
             if (token >= end) continue;
             if (PADDED && i % (HEAD_DIM_V / 8) >= PIECES_V) continue;
             const i64 place = row_offset(p, p.out_stride, at, token);
-            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] = make_uint4(0, 0, 0, 0);
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] =
+                make_uint4(word, word, word, word);
         }
         for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
             const i32 token = query_at(first + i);
             if (token < end)
                 p.lse[row_offset(p, p.lse_stride, at, token)] =
-                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
+                    word ? __uint_as_float(word)
+                    : WITH_SINKS ? sink_of(p, at.head, token)
+                                 : MINUS_INFINITY;
         }
     }
 }

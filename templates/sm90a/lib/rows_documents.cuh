@@ -12,5 +12,7 @@ FN struct RowRange uniform(const struct RowRange &rows) {
 FN struct RowRange rows_of_item(const struct Attention &p, const struct Work &work) {
     return {first_row(p, work.full_first), first_row(p, work.full_last)};
 }
+// All ones is NaN of any precision: the lengths that the device read are wrong
+FN u32 empty_word(const struct Work &work) { return work.shared < 0 ? 0xffffffff : 0; }
 constexpr bool ENDS_INSIDE = true;
 constexpr bool UNUSED_LAST = false;

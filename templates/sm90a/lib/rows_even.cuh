@@ -2,6 +2,7 @@
 // Needs: work.cuh, packed_rows.cuh. Gives:
 //   RowRange                 first(): the first row; end(p): past the last one that is stored
 //   rows_of_item(p, work)    the rows of a work item
+//   empty_word(work)         a word of the output of a row without tiles
 //   ENDS_INSIDE              rows may end inside a tile, before rows of other items
 //   UNUSED_LAST              items without rows precede all those that have rows but no tiles
 
@@ -14,5 +15,6 @@ FN struct RowRange uniform(const struct RowRange &rows) { return {uniform(rows.t
 FN struct RowRange rows_of_item(const struct Attention &, const struct Work &work) {
     return {work.tile};
 }
+FN u32 empty_word(const struct Work &) { return 0; }
 constexpr bool ENDS_INSIDE = false;
 constexpr bool UNUSED_LAST = true;
