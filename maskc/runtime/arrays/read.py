@@ -24,10 +24,7 @@ def read(
         given[0] = library(given[0], names[0])
         kind = type(given[0])
         lib = LIBRARIES[kind]
-    for x in given:
-        if type(x) is not kind:
-            break
-    else:
+    if {*map(type, given)} == {kind}:
         try:
             kinds, places = lib.read_all(given)
             return lib, kinds, places

@@ -8,7 +8,7 @@ graphs they are built at every replay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -273,19 +273,6 @@ class ListsPlan(DeviceListedPlan):
     def enqueue(
         self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
     ) -> None:
-        """Enqueue everything that is not there yet."""
-        if lists.fresh or self.after:
-            self._launch(given, lists, pointers, numbers, stream)
-            lists.fresh = False
-        else:
-            self.main.run(lists.sent, pointers, numbers, stream)
-        kept = self.kept.get(stream) if lists.usual.lasting else None
-        if kept is not None and lists.watched is not None:
-            kept[lists.watched.state] = lists
-
-    def _launch(
-        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
-    ) -> None:
         """Build the lists if they are not built yet, and run the pass.
 
         Results are overwritten if data are wrong. For lists that are kept, this check stops once
@@ -295,10 +282,10 @@ class ListsPlan(DeviceListedPlan):
             WrongDeviceLists, ListsNotRead: the lists of a call that is checked.
         """
         launch, reports = self.lists.launch, self.reports
-        fresh, doubtful = lists.fresh, self.after and not lists.sound
+        fresh, arguments, watched = lists.fresh, lists.arguments, lists.watched
+        doubtful = self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
-        arguments = lists.arguments
         if doubtful:
             if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
@@ -308,17 +295,21 @@ class ListsPlan(DeviceListedPlan):
                 *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
             )  # fmt: skip
         if fresh:
-            offsets, places = given.offsets, given.places
-            if offsets is not None and lists.watched is not None:
-                state = lists.watched.state
-                places = tuple([state[at] + by for at, by in offsets])
+            places: Sequence[int] = given.places
+            if given.offsets is not None and watched is not None:
+                state = watched.state
+                places = [state[at] + by for at, by in given.offsets]
             _WRITE_SOURCES[len(places)](arguments.block, 0, *places)
-            _WRITE_STATES(arguments.block, _STATES_AT, *lists.states)
-            launch(self.before, stream, lists.arguments)
-            lists.states = lists.states[::-1]
+            states = lists.states
+            _WRITE_STATES(arguments.block, _STATES_AT, *states)
+            launch(self.before, stream, arguments)
+            lists.states, lists.fresh = states[::-1], False
             if given.checked is not None:
                 parts = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
                 self.compare(given.checked, parts, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
-            launch(self.after, stream, lists.arguments)
+            launch(self.after, stream, arguments)
+        kept = self.kept.get(stream) if lists.usual.lasting else None
+        if kept is not None and watched is not None:
+            kept[watched.state] = lists
