@@ -58,7 +58,9 @@ _MOST_REPEATS = 16
 """The number of kinds of calls for which the latest call is cached."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
-_USUAL = {names: plan_options(names, True, 0.0, False) for names in (_QKV, _BACKWARD)}
+_USUAL: dict[tuple[str, ...], PlanOptions] = {
+    names: plan_options(names, True, 0.0, False) for names in (_QKV, _BACKWARD)
+}
 """What plans of passes without options depend on, by the names of their arrays."""
 
 
