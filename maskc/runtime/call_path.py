@@ -58,10 +58,8 @@ _MOST_REPEATS = 16
 """The number of kinds of calls for which the latest call is cached."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
-_USUAL: dict[tuple[str, ...], PlanOptions] = {
-    names: plan_options(names, True, 0.0, False) for names in (_QKV, _BACKWARD)
-}
-"""What plans of passes without options depend on, by the names of their arrays."""
+_USUAL = plan_options(_QKV, True, 0.0, False)
+"""A forward pass without options."""
 
 
 class Runner(Protocol):
@@ -183,7 +181,9 @@ class Passes(ABC):
             call, opened = self._opened(call)
         q, k, v, options, data, into, _, _, _, _, earlier, backward, order = call
         given = [q, k, v]
-        asked, scalars = _asked(options, order, _QKV, given)
+        asked, scalars = _USUAL, None
+        if order is not None or not (options is DEFAULTS or options is WITH_LSE):
+            asked, scalars = _asked(options, order, _QKV, given)
         for more in opened:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
         if earlier is not None:
@@ -456,8 +456,6 @@ def _asked(
     Args:
         names: of the arrays that are given; vectors per head follow them.
     """
-    if order is None and (options is DEFAULTS or options is WITH_LSE):  # takes less time
-        return _USUAL[names], None
     scale, _, softcap, slopes, sinks, normalizer, alpha, nan_safe, deterministic = options[:9]
     if slopes is not None or sinks is not None:
         names = with_heads(names, given, slopes, sinks)

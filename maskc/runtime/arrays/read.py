@@ -24,7 +24,10 @@ def read(
         given[0] = library(given[0], names[0])
         kind = type(given[0])
         lib = LIBRARIES[kind]
-    if {*map(type, given)} == {kind}:
+    for x in given:
+        if type(x) is not kind:
+            break
+    else:
         try:
             kinds, places = lib.read_all(given)
             return lib, kinds, places

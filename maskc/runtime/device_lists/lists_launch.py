@@ -106,7 +106,7 @@ class Lists:
 
     def __init__(
         self, usual: Sent, arguments: Arguments, places: list[int], states: tuple[int, int],
-        owner: Any,
+        owner: Any, sound: bool,
     ) -> None:  # fmt: skip
         """See the class.
 
@@ -114,6 +114,7 @@ class Lists:
             usual: what the pass reads.
             places: of the parts, 0 for those that are not made.
             states: address of zeros for the next launch, and of the memory that it must clear.
+            sound: whether no data can be wrong.
         """
         self.usual = self.sent = usual
         self.states = states
@@ -123,9 +124,9 @@ class Lists:
         """Whether they must still be built."""
         self.watched: Watched | None = None
         """The arrays of the call that they were built from; None if changes cannot be detected."""
-        self.ticket, self.sound = 0, False
-        """Ticket for the report of the device, see `Reports`; and whether the device has confirmed
-        the data."""
+        self.ticket, self.sound = 0, sound
+        """Ticket for the report of the device, see `Reports`; and whether the data cannot be wrong,
+        or the device has confirmed them."""
 
     def with_block(self, block: bytes) -> Lists:
         """These, read by a call with more behind `struct Attention`."""
@@ -248,7 +249,7 @@ class ListsPlan(DeviceListedPlan):
                 return self._new(library, q, sent, stream)
         elif lists.watched is watched or (lists.watched and watched.same(lists.watched)):
             return lists
-        lists.fresh, lists.ticket, lists.sound = True, 0, False
+        lists.fresh, lists.ticket, lists.sound = True, 0, not self.after
         return lists
 
     def _new(self, library: Library, q: Any, sent: Sent, stream: int) -> Lists:
@@ -268,7 +269,8 @@ class ListsPlan(DeviceListedPlan):
         usual = replace(sent, template=bytes(template), free={}, lasting=lasting)
         states = state_at, state_at + INT * self.state
         pointers = (*(0,) * MAX_ARRAYS, *known, *states, *_NO_REPORT)
-        return Lists(usual, Arguments(self.numbers, OWN, pointers), known, states, (owner, state))
+        arguments, sound = Arguments(self.numbers, OWN, pointers), not self.after
+        return Lists(usual, arguments, known, states, (owner, state), sound)
 
     def enqueue(
         self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
@@ -283,9 +285,9 @@ class ListsPlan(DeviceListedPlan):
         """
         launch, reports = self.lists.launch, self.reports
         fresh, arguments, watched = lists.fresh, lists.arguments, lists.watched
-        doubtful = self.after and not lists.sound
-        if doubtful and not fresh and reports.fine(lists.ticket):
-            lists.sound, doubtful = True, False
+        if not (lists.sound or fresh) and reports.fine(lists.ticket):
+            lists.sound = True
+        doubtful = not lists.sound
         if doubtful:
             if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
