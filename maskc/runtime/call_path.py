@@ -463,7 +463,5 @@ def _asked(
     is_softmax = alpha is None and normalizer == "softmax"
     alpha_1 = 0.0 if is_softmax else alpha_less_1(normalizer, alpha)
     exactly = bool(deterministic)
-    asked = plan_options(
-        names, softcap is None, alpha_1, bool(nan_safe), exactly, order=order
-    )  # fmt: skip
+    asked = plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly, order=order)
     return asked, scalars
