@@ -21,7 +21,7 @@ from tests.support.documents import (
     neighbours_change_no_bit,
 )
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, exact, exact_and_rough, results, tensors, wrong
+from tests.support.exact_attention import called, exact, exact_and_rough, tensors, wrong
 from tests.support.hopper import compiled as with_mode
 from tests.support.hopper import with_rules
 from tests.support.judged_lists import near
