@@ -108,7 +108,7 @@ def test_packed_sequences_that_no_mask_separates(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt_oss", *map(more, ("llama", "gemma3", "llama4"))])
 def test_cumulative_lengths_separate_packed_sequences(name: str) -> None:
-    """What DataCollatorWithFlattening gives."""
+    """Pass what DataCollatorWithFlattening returns."""
     pair, (ids, _) = decoder(name), models.tokens()
     lengths = [9, 4, 11]
     ends = torch.tensor([0, 9, 13, 24], dtype=torch.int32)

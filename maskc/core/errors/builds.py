@@ -127,7 +127,7 @@ class NoDevice(MaskcError):
     """The target needs an NVIDIA GPU that this machine or process does not have."""
 
     code = "MC509"
-    message = "target {0} needs an NVIDIA GPU, and {1}"
+    message = "{0} needs an NVIDIA GPU, and {1}"
     hint = "compile(target='cpu') runs anywhere; `maskc doctor` says what is missing"
 
 

@@ -18,7 +18,7 @@ from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
-from maskc.integrations.transformers.packing import check_packing
+from maskc.integrations.transformers.packed_positions import check_packing
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
 HARMLESS = frozenset({

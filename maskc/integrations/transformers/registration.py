@@ -17,7 +17,7 @@ from maskc.integrations.transformers.carried import (
     refuse_by_name,
 )
 from maskc.integrations.transformers.masks import mark
-from maskc.integrations.transformers.packing import check_where_masks_are_made
+from maskc.integrations.transformers.packed_positions import check_where_masks_are_made
 
 NAME = "maskc"
 OLDEST = "5.24"
