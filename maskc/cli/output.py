@@ -179,6 +179,9 @@ def write_file(path: Path, text: str) -> None:
 def unwritable(path: Path, error: OSError | ValueError) -> UsageMistake:
     """The mistake of a place that cannot be written."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        file = next((folder for folder in path.parents if folder.is_file()), None)
+        reason = reason if file is None else f"{file} is a file, not a folder"
     return UsageMistake(f"cannot write {path}: {reason}", "choose another place with -o", at="-o")
 
 

@@ -62,18 +62,17 @@ def device_arch(target: str, device: int) -> str:
     Raises:
         NoDevice: there is none, or it cannot run the target.
     """
-    cards = gpus()
+    cards, subject = gpus(), f"target {target}"
     device %= PAPER
     if device >= len(cards):
-        raise NoDevice(f"target {target}", f"there is none with index {device}", at="target")
+        raise NoDevice(subject, f"there is none with index {device}", at="target")
     specific = target.endswith("a")
     needed = Target.named(target).capability
     have = cards[device].capability
     if specific and have != needed:
-        finding = f"device {device} is an sm_{have}, not an sm_{needed}"
-        raise NoDevice(f"target {target}", finding, at="target")
+        raise NoDevice(subject, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
     if have < needed:
-        raise NoDevice(f"target {target}", f"device {device} is only an sm_{have}", at="target")
+        raise NoDevice(subject, f"device {device} is only an sm_{have}", at="target")
     return target if specific else f"sm_{have}"
 
 
