@@ -229,7 +229,8 @@ def _costs(
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
-    padded = TARGETS[unit.target].padded(bundle.problem, direction, unit.form)
-    rest = (padded.head_dim, modes, size, unit.tests, padded.head_dim_v)
+    target = TARGETS[unit.target]
+    padded = target.padded(bundle.problem, direction, unit.form)
+    rest = (target.class_of(padded.head_dim), modes, size, unit.tests, padded.head_dim_v)
     of_unit = costs(tables_of(unit.target), direction, unit.form, *rest)
     return of_unit or (assumed(unit.target, direction, unit.tile) if of_parts else ())
