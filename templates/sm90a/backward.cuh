@@ -364,6 +364,18 @@ FN struct Column column_in(const struct Item &item) {
 
 #include "sm90a/lib/backward_store.cuh"
 
+#if SPLIT_KEYS
+// Waits for the product that reads dout, with PENDING younger ones. WIDE_SUMS: before dq needs the
+// registers of p.
+template <int PENDING>
+FN void finish_dv(ValueGradient &dv, Pairs &p, struct Shared &shared, u32 at, bool keeps) {
+    products_wait<PENDING>();
+    fence_operand(dv);
+    fence_operand(p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[dout_at(at)]);
+}
+#endif
+
 // Processes one query tile: adds its contributions to dk, dv and dq. No WGMMA is in flight before
 // or after. `keeps`: do not release the stage to the producer thread; the epilogue still needs it.
 FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
@@ -437,12 +449,12 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     publish_writes();
     const struct Turn turn = turn_in(shared, at, step);
     sync_both();
+#if SPLIT_KEYS
+    if (WIDE_SUMS) finish_dv<0>(dv, kept.p, shared, at, keeps);
+#endif
     begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
-    products_wait<1>();
-    fence_operand(dv);
-    fence_operand(kept.p);
-    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[dout_at(at)]);
+    if (!WIDE_SUMS) finish_dv<1>(dv, kept.p, shared, at, keeps);
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
@@ -473,6 +485,9 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
         add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
 #if HALF_SHARE
+    products_wait<0>();  // before the half needs the registers of ds
+    fence_operand(dk);
+    fence_operand(ds);
     QueryHalf half;
     begin_dq(half, tiles, at, tiles.k_half);
     products_wait<0>();

@@ -117,6 +117,7 @@ class _Form:
 _FORMS = {
     32: _Form(3, 128, 4, (160, 32), keep_q=True, pv_wait=1),
     64: _Form(3, 128, 4, (160, 32), pv_wait=1),
+    80: _Form(3, 96, 2, (160, 32), pv_wait=1),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
