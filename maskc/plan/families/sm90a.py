@@ -117,8 +117,7 @@ class _Form:
 _FORMS = {
     32: _Form(3, 128, 4, (160, 32), keep_q=True, pv_wait=1),
     64: _Form(3, 128, 4, (160, 32), pv_wait=1),
-    80: _Form(3, 96, 2, (160, 32), pv_wait=1),
-    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    112: _Form(3, 96, 2, (160, 32), pv_wait=1),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
     256: _Form(2, 64, 2, (240, 24)),
@@ -201,8 +200,8 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if problem.converts:
         return _schedule(problem, _POOL_FORMS[problem.head_dim])
     default = _form(problem)
-    if has_pairs(problem) and problem.head_dim <= 64:
-        default = _RING_FORMS[0] if problem.head_dim == 32 else _PAIR_FORM
+    if has_pairs(problem):
+        default = _pair_form(problem, default)
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
     return _with_interleaved(schedule, problem, _INTERLEAVED)
 
@@ -233,6 +232,14 @@ def has_pairs(problem: Problem) -> bool:
 def _form(problem: Problem) -> _Form:
     dims = problem.head_dim, problem.head_dim_v
     return _UNEQUAL_FORMS.get(dims) or of_width(_FORMS, problem.head_dim)
+
+
+def _pair_form(problem: Problem, default: _Form) -> _Form:
+    if problem.head_dim == 32:
+        return _RING_FORMS[0]
+    if problem.head_dim == 64:
+        return _PAIR_FORM
+    return _FORMS[128] if problem.head_dim < 128 else default
 
 
 _ROWS = {2: (240, 24), 3: (160, 32)}
