@@ -149,7 +149,7 @@ def costs(
         head_dim_v: of rows of v; None: as of q and k.
     """
     by_dims = tables.get(source_name(direction, form), {})
-    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}", by_dims.get(str(head_dim), {}))
+    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}") or _of_width(by_dims, head_dim)
     launch = _launch_cost(tables, direction, head_dim) if by_mode else LaunchCost()
     return tuple(
         Cost(
@@ -164,6 +164,13 @@ def costs(
         for mode, numbers in by_mode.items()
         if mode in modes
     )
+
+
+def _of_width(by_dims: Mapping[str, Any], head_dim: int) -> Mapping[str, Any]:
+    """Return the numbers of the narrowest measured width that holds rows of `head_dim`; empty if
+    there is none."""
+    widths = (int(dim) for dim in by_dims if dim.isdigit() and int(dim) >= head_dim)
+    return by_dims.get(str(min(widths, default=0)), {})
 
 
 def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchCost:
@@ -229,8 +236,7 @@ def _costs(
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
-    target = TARGETS[unit.target]
-    padded = target.padded(bundle.problem, direction, unit.form)
-    rest = (target.class_of(padded.head_dim), modes, size, unit.tests, padded.head_dim_v)
+    padded = TARGETS[unit.target].padded(bundle.problem, direction, unit.form)
+    rest = (padded.head_dim, modes, size, unit.tests, padded.head_dim_v)
     of_unit = costs(tables_of(unit.target), direction, unit.form, *rest)
     return of_unit or (assumed(unit.target, direction, unit.tile) if of_parts else ())

@@ -122,8 +122,7 @@ class Target:
         return replace(problem, head_dim=of_qk, head_dim_v=of_v)
 
     def class_of(self, head_dim: int) -> int:
-        """Return the narrowest of `head_dims` that holds rows of a width: kernels of all widths in
-        between have the tiles and the coefficients of this one."""
+        """Return the narrowest of `head_dims` that holds rows of a width."""
         return next((dim for dim in self.head_dims if dim >= head_dim), head_dim)
 
     def lacks(self, problem: Problem) -> bool:

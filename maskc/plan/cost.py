@@ -80,8 +80,7 @@ def costs_of(plan: KernelPlan, of_parts: bool = False) -> tuple[Cost, ...]:
         size = step_size(plan.tile.k, default_schedule.tile.k)
     modes = dict(plan.schedule.modes)
     tables = coefficients.measured(plan.target.name)
-    dim = plan.target.class_of(plan.padded.head_dim)
-    rest = (dim, modes, size, plan.tests, plan.padded.head_dim_v)
+    rest = (plan.padded.head_dim, modes, size, plan.tests, plan.padded.head_dim_v)
     costs = coefficients.costs(tables, plan.direction, plan.form, *rest)
     if costs or not of_parts:
         return costs

@@ -2,9 +2,9 @@
 
 A block processes tile columns. Its keys and values stay, while queries and dout stream through two
 stages. Scores are computed transposed, keys by queries. Two warpgroups compute. Up to a head
-dimension of 128, each owns 64 keys of the column and keeps their gradients in registers (`keys`).
-Above that, each owns half of the head dimension, and half of a tile's queries while scores become
-gradients (`columns`).
+dimension of 128, and at 160 and 192 / 128, each owns 64 keys of the column and keeps their
+gradients in registers (`keys`). Otherwise each owns half of the head dimension, and half of a
+tile's queries while scores become gradients (`columns`).
 
 If columns are so short that most of a tile is outside the mask, a second source with tiles of
 64 x 64 is faster. One warpgroup computes, two blocks share a multiprocessor, and dq is added to

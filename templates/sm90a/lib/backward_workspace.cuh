@@ -121,7 +121,7 @@ FN int dq_pieces(i32) { return DQ_PIECES; }
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
 #endif
 FN int dq_column(i32 share, int piece) {
-    return SHARE_COLUMNS ? divided_column<SLABS>(share, piece) : 8 * piece;
+    return SHARE_COLUMNS && SHARES > 1 ? divided_column<SLABS>(share, piece) : 8 * piece;
 }
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 #else
