@@ -170,7 +170,8 @@ def _of_width(by_dims: Mapping[str, Any], head_dim: int) -> Mapping[str, Any]:
     """Return the numbers of the narrowest measured width that holds rows of `head_dim`; empty if
     there is none."""
     widths = (int(dim) for dim in by_dims if dim.isdigit() and int(dim) >= head_dim)
-    return by_dims.get(str(min(widths, default=0)), {})
+    numbers: Mapping[str, Any] = by_dims.get(str(min(widths, default=0)), {})
+    return numbers
 
 
 def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchCost:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
-from maskc.core.forms import SMALL
+from maskc.core.forms import STEMS
 from maskc.core.problem import Direction, Problem
 from maskc.core.score import reads
 
@@ -16,7 +16,7 @@ _LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Widths of rows that kernels in tiles of consecutive tokens support in some passes."""
+    """Widths of rows that kernels support in some passes."""
 
     of_qk: int
     of_v: int
@@ -66,8 +66,9 @@ class Target:
     """Widths of rows, of q, k and v alike, whose kernels convert pools of E4M3 on load; with
     `loads_pages`, a target without `head_dims` converts rows of all widths."""
     further: tuple[Widths, ...] = ()
-    """Widths in addition to `head_dims`. Score formulas and pools of another dtype do not use equal
-    ones: their kernels read rows in pieces of 32 elements."""
+    """Widths in addition to `head_dims`, of forms with the default's templates. Score formulas and
+    pools of another dtype do not use equal ones: their kernels read rows in pieces of 32
+    elements."""
     widest: int = 0
     """The largest head dimension of a target without `head_dims`."""
 
@@ -114,7 +115,7 @@ class Target:
             return problem
         widths = [(dim, dim) for dim in self.head_dims]
         plain = problem.score is None and not problem.converts
-        if form in _WITH_FURTHER:
+        if form not in STEMS:
             more = (x for x in self.further if direction in x.directions)
             widths.extend(x.dims for x in more if plain or x.of_qk != x.of_v)
         wide_enough = (width for width in widths if width[0] >= dims[0] and width[1] >= dims[1])
@@ -242,8 +243,6 @@ PIECE = 8
 NARROW = 256
 """The longest rows of out that one warp of tensor cores' kernels has; two share longer ones
 (sm_80), and keys are not chosen among such at run time."""
-_WITH_FURTHER = ("", SMALL)
-"""Forms that support the widths `Target.further`."""
 SPARE = "simt"
 """Substitute for dtypes and head dimensions that tensor cores do not support."""
 SPARES = {"sm_90a": ("sm_80", SPARE), "sm_80": (SPARE,)}

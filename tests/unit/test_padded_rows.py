@@ -161,9 +161,10 @@ def test_parts_join(target):
 @pytest.mark.parametrize(
     ("dims", "target"),
     [
-        ((40, 40), "sm_80"), ((104, 72), "sm_90a"), ((192, 128), "sm_90a"), ((160, 160), "sm_90a"),
+        ((40, 40), "sm_80"),
+        *(((dim, dim_v), "sm_90a") for dim, dim_v in ((104, 72), (192, 128), (160, 160))),
         more((32, 32), "sm_90a"),
-    ],  # fmt: skip
+    ],
     ids=str,
 )
 def test_entmax(dims, target):

@@ -196,7 +196,7 @@ def _schedule(
 ) -> BackwardSchedule:  # fmt: skip
     dim, dim_v = problem.head_dim, problem.head_dim_v
     slabs, slabs_v = -(-dim // SLAB), -(-dim_v // SLAB)
-    of_keys = split == "keys" and warpgroups > 1
+    of_keys, of_last = split == "keys" and warpgroups > 1, dim - SLAB * (slabs - 1)
     # Beyond 128 columns, shared memory has room for a tile of dq only with one tile of ds, without
     # zeros, and without tables of the score.
     wide, all_slabs = dim > 128, slabs + slabs_v
@@ -250,8 +250,8 @@ def _schedule(
         score_queries=queries,
         products=_products(
             problem, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim,
-            (dim - SLAB * (slabs - 1)) // 2 if half_share else 0,
-        ),
+            of_last // 2 if half_share else 0,
+        ),  # fmt: skip
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
