@@ -43,7 +43,8 @@ FN void load_dout(struct Shared &shared, const struct Source &source, const Tens
     arrive_expecting(full, DOUT_BYTES + 4 * TILE_Q);
     load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
 #endif
-    load_tile<TILE_Q, SLABS_V>(shared.dout[dout_at(at)], map, full, query_point(first), source.dout);
+    load_tile<TILE_Q, SLABS_V>(shared.dout[dout_at(at)], map, full, query_point(first),
+                               source.dout);
 }
 
 // Tensor coordinates of a place: 0 along dimensions with stride 0, which broadcast.
