@@ -196,7 +196,7 @@ def _schedule(
 ) -> BackwardSchedule:  # fmt: skip
     dim, dim_v = problem.head_dim, problem.head_dim_v
     slabs, slabs_v = -(-dim // SLAB), -(-dim_v // SLAB)
-    of_keys, of_last = split == "keys" and warpgroups > 1, dim - SLAB * (slabs - 1)
+    of_keys = split == "keys" and warpgroups > 1
     # Beyond 128 columns, shared memory has room for a tile of dq only with one tile of ds, without
     # zeros, and without tables of the score.
     wide, all_slabs = dim > 128, slabs + slabs_v
@@ -205,6 +205,8 @@ def _schedule(
     ds_stages = 1 if warpgroups == 1 or (staged and wide) else 2
     half_share = of_keys and slabs > 1 and slabs % 2 == 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
+    of_dq = min(SLAB, dim) if shares > 1 else dim
+    of_half = (dim - SLAB * (slabs - 1)) // 2 if half_share else 0
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
     dout_stages = mean_stages = 1 if of_keys and all_slabs > _MOST_SLABS else 2
@@ -248,10 +250,7 @@ def _schedule(
         mean_stages=mean_stages,
         half_share=half_share,
         score_queries=queries,
-        products=_products(
-            problem, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim,
-            of_last // 2 if half_share else 0,
-        ),  # fmt: skip
+        products=_products(problem, queries, parts, parts_of_v, of_dq, of_half),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
