@@ -149,9 +149,10 @@ def _goes_along(source: Along, main: KernelPlan) -> bool:
     is no other."""
     if _in_named_tile(main) and source[:2] == (main.target.name, main.direction):
         return False
-    if not family_of(main.target).has(source.form, main.padded):
+    padded = TARGETS[source.target].padded(main.problem, source.direction, source.form)
+    if not family_of(main.target).has(source.form, padded):
         return False
-    if source.form == TINY and main.padded != main.problem:
+    if source.form == TINY and padded != main.problem:
         return False
     if source.direction not in TARGETS[source.target].passes(main.problem):
         return False
