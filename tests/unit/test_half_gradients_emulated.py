@@ -9,7 +9,7 @@ import torch
 
 import maskc as mc
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import by_autograd, called, tensors, vectors
+from tests.support.exact_attention import by_autograd, called, dense, tensors, vectors
 from tests.support.hopper import compiled, half, modes
 from tests.support.thorough import alternating, more, pairwise
 
