@@ -114,7 +114,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
         buffer = np.full(work.size, -1)
         for copy in work.copies:
             buffer[copy.place : copy.place + copy.count] = own[
-                copy.source : copy.source + copy.count
+                copy.start : copy.start + copy.count
             ]
         came = [x for receive in layer.receives(rank) for x in range(receive.start, receive.stop)]
         places = [x for first, count in work.came.stretches for x in range(first, first + count)]
@@ -165,7 +165,7 @@ def test_every_pair_is_computed_once_wherever_tokens_lie(data: st.DataObject):
         assert len(work.calls) <= 8 * 3 or stretch
         buffer = np.full(work.size, -1)
         for copy in work.copies:
-            there = mine[copy.source : copy.source + copy.count]
+            there = mine[copy.start : copy.start + copy.count]
             buffer[copy.place : copy.place + copy.count] = there
         for sender, pieces in work.incoming:
             (sent,) = (x for peer, x in made.work(sender, one_stretch=stretch).outgoing

@@ -115,13 +115,13 @@ def test_with_other_normalizers_and_safe_values(hopper, target, options):
 @pytest.fixture
 def launched(monkeypatch):
     """Return how often lists were made."""
-    counts, launch = {"data_bounds": 0}, ListsPlan._launch
+    counts, launch = {"data_bounds": 0}, ListsPlan.enqueue
 
     def counted(self, given, lists, *rest):
         counts["data_bounds"] += lists.fresh
         launch(self, given, lists, *rest)
 
-    monkeypatch.setattr(ListsPlan, "_launch", counted)
+    monkeypatch.setattr(ListsPlan, "enqueue", counted)
     return counts
 
 

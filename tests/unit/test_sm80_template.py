@@ -168,6 +168,7 @@ def test_dtype_reaches_instructions_only_where_it_must():
     changed = [a for a, b in zip(bf16, f16, strict=True) if a != b]
     assert changed == [
         '#define ELEMENT_POLICY "common/lib/element_bf16.cuh"',
+        "// ======== common/lib/element_bf16.cuh",
         *(line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed),
     ]
     names = [re.search(r"ELEMENT|(\w+) =", line) for line in changed if line[:2] != "//"]

@@ -103,7 +103,8 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
     const i32 *const counts = p.counts[at.side] + group * tiles;
-    const i32 lines = (behind - group) * tiles, own = (at.list - group) * tiles, place = own + first;
+    const i32 lines = (behind - group) * tiles;
+    const i32 own = (at.list - group) * tiles, place = own + first;
     const i32 step = tiles % 4 ? 1 : 4;
     i32 i = step * threadIdx.x;
     int4 next = counts_at(counts, i, lines, step);
