@@ -220,7 +220,7 @@ def _run_unit(
     del about["running"]
     each(report)
     if device_of(target) == "cuda" and not _answers():
-        raise NoDevice(target.name, f"it does not answer any more after {name}")
+        raise NoDevice(f"target {target.name}", f"it does not answer any more after {name}")
 
 
 def _answers() -> bool:

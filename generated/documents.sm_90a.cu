@@ -3,7 +3,6 @@
 
 // Switches of the included files; those that are not defined here are 0.
 #define WITH_SHIFTS 1
-#define DOCUMENT_ROWS 1
 
 #include "common/config.cuh"
 
@@ -103,6 +102,7 @@ constexpr int PV_WAIT_LAST =
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define ROWS_POLICY "sm90a/lib/rows_documents.cuh"
 #define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_documents.cuh"
 

@@ -111,6 +111,9 @@ constexpr bool KEEP_ROWS = 0;
 #define BULK_SHARES 1
 #define ZEROING_WARP 1  // an idle warp zeroes most tiles of dq
 constexpr u32 DS_STAGES = 2;  // tiles of ds in shared memory
+constexpr u32 DOUT_STAGES = 2;  // tiles of dout in flight
+// Tiles of k and v in flight in the launch before, for entmax.
+[[maybe_unused]] constexpr int MEAN_STAGES = 2;
 // Queries of a group of key/value heads, which share the L2 cache.
 constexpr i32 GROUP_TOKENS = 32768;
 constexpr int KEY_BLOCKS = 8;  // blocks that sum up a shared column

@@ -13,8 +13,13 @@ typedef long long i64;
 #include "common/lib/tile_bounds.h"
 
 typedef unsigned int u32;
+#ifdef BY_LENGTHS
+constexpr i32 THREADS = 512;
+constexpr i32 BLOCKS = 2;
+#else
 constexpr i32 THREADS = 128;
 constexpr i32 BLOCKS = 6;  // that an SM runs at once, or more
+#endif
 constexpr i32 MOST_RESULTS = 5;
 constexpr u32 ALL = 0xffffffff;
 
@@ -54,6 +59,7 @@ constexpr i32 MOST_LENGTHS = 2048, MOST_ROWS = 2048;
 constexpr i32 MOST_LISTS = 256;
 #include "common/lib/entries.cuh"
 
+#ifndef BY_LENGTHS
 #include "common/lib/segments.cuh"
 
 #include "common/lib/read_arrays.cuh"
@@ -83,6 +89,8 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
     const struct Tokens tokens = tokens_of(p, at);
     [[maybe_unused]] const i64 q0 = tokens.q0, q1 = tokens.q1, k0 = tokens.k0, k1 = tokens.k1;
     (void)m, (void)full;
+    if (q0 < 0 || q1 < 0 || k0 < 0 || k1 < 0) __builtin_unreachable();  // divisions are shorter
+    // Formula of a pair: a0[k] == a1[q] && k <= q + c0
     const struct Span t0 = bounds_of(p, 0, at);
     const struct Span t1 = bounds_of(p, 1, at);
     const i32 t2 = t0.low <= t1.high;
@@ -95,6 +103,7 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
 }
 
 #include "common/lib/box_verdicts.cuh"
+#endif
 
 #ifdef BY_LENGTHS
 #include "common/lib/lists_of_lengths.cuh"
@@ -102,4 +111,6 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
 #include "common/lib/make_lists.cuh"
 #endif
 
+#ifndef BY_LENGTHS
 #include "common/lib/spoil_results.cuh"
+#endif

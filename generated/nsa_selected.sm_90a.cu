@@ -114,6 +114,7 @@ constexpr int PV_WAIT_LAST =
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define ROWS_POLICY "sm90a/lib/rows_even.cuh"
 #define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_chosen_blocks.cuh"
 

@@ -125,6 +125,7 @@ FN u32 outer_box(u32 box) { return box / 3; }
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define ROWS_POLICY "sm90a/lib/rows_even.cuh"
 #define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_boxes.cuh"
 

@@ -433,6 +433,7 @@ def merge(
         BadOption: outs or lses is not a list, or the layout is unknown (MC407).
         BadShape: there are no pieces, or their shapes differ (MC401).
         MixedLibraries: arrays of several libraries (MC411).
+        NotAnArray: a piece is not an array (MC406).
     """
     from maskc.runtime.merge import merge as join
 

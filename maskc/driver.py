@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from maskc.core.bundle import Bundle
 from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadOption, BadTile, DataRange
+from maskc.core.errors import BadOption, BadTile, DataRange, DenseTooLarge
 from maskc.core.expr import NEVER
 from maskc.core.problem import Placed, Problem, TileShape
 from maskc.core.score import Formula, Inputs
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 USUAL = DType.bfloat16
 """The dtype of kernels that a mask without one explains and warms up."""
+_MOST_DENSE = 1 << 40
+"""The most pairs of a dense mask; the indices of more alone would fill the memory of a machine."""
 
 # ------------------------------------------------------------------ the eight stages
 
@@ -414,7 +416,12 @@ def dense(
     from maskc.reference.dense import dense as reference
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
+    if n_q * n_kv > _MOST_DENSE:
+        raise DenseTooLarge(n_q, n_kv, at="n_q")
+    try:
+        return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
+    except MemoryError:
+        raise DenseTooLarge(n_q, n_kv, at="n_q") from None
 
 
 def explained(mask: Mask, **options: Any) -> str:

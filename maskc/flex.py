@@ -27,6 +27,7 @@ _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
 _FULL = full()
 _ANY = 1 << 30
+_MASK_MADE = "create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN) makes one for these sizes"
 """The size of the one block of torch's BlockMask for all lengths."""
 
 
@@ -265,7 +266,7 @@ def check_sizes(
     call, wanted = (n_q, n_kv), (batch, heads)
     if made not in (None, call):
         what = f"{call} for the queries and keys of this call; create it again for other lengths"
-        raise BadShape("block_mask", made, what, at="block_mask")
+        raise BadShape("block_mask", made, what, _MASK_MADE, at="block_mask")
     if any(size not in (1, n) for size, n in zip(front, wanted, strict=True)):
         what = f"{wanted} sequences and heads, or 1 of these"
-        raise BadShape("block_mask", front, what, at="block_mask")
+        raise BadShape("block_mask", front, what, _MASK_MADE, at="block_mask")

@@ -227,7 +227,8 @@ def _check_mask(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     """Refuse a mask that does not broadcast to the scores."""
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if not 1 <= len(shape) <= len(wanted) or any(a != b and a != 1 for a, b in pairs):
-        raise BadShape(_NAME, shape, f"one that broadcasts to {list(wanted)}", at=_NAME)
+        hint = "its last two dimensions are the queries and the keys, or 1"
+        raise BadShape(_NAME, shape, f"one that broadcasts to {list(wanted)}", hint, at=_NAME)
 
 
 def _broadcast(x: Any, shape: tuple[int, ...]) -> Any:

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from maskc.analysis.facts import MaskFacts, analyse
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.core.listed import Listed
 from maskc.core.selection import Score, Selection
 from maskc.ir.decompose import decompose
 from maskc.ir.listed import listed_parts
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import chosen
 from maskc.ir.set_comparison import equals, fingerprint
-from maskc.ir.types import MaskIR
+from maskc.ir.types import MaskIR, MaskPart
 
 _PASS = 4
 """Tiles of 128 keys per row that take as long as one more pass over the rows: q, k, v and out are
@@ -37,21 +36,10 @@ class HeadGroups:
     facts: tuple[MaskFacts, ...]
     of_head: tuple[int, ...]
     """The mask of each head; empty when all share the first."""
-    parts: tuple[HeadsPart, ...] = ()
+    parts: tuple[MaskPart[HeadGroups], ...] = ()
     """The one mask in parts, if some run over residue classes."""
     hulls: tuple[SelectionHulls, ...] = ()
     """The hulls, one for each selection of single keys by q . k."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsPart:
-    """Pieces of a mask that run together, as `Part` in maskc/ir/relayout.py has them."""
-
-    stride: int
-    heads: HeadGroups
-    aligned: bool
-    keys: int | None
-    listed: Listed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +98,7 @@ def _analysed(masks: tuple[MaskIR, ...], of_head: tuple[int, ...]) -> HeadGroups
     return HeadGroups(masks, tuple(map(analyse, masks)), of_head)
 
 
-def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
+def _parts(masks: tuple[MaskIR, ...]) -> tuple[MaskPart[HeadGroups], ...]:
     """The parts of the one mask that all heads share, if some run over residue classes, or over
     the rows of listed tokens."""
     if len(masks) > 1 or masks[0].selections:
@@ -118,10 +106,7 @@ def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
     split = parts(masks[0], strides_together)
     if all(part.stride == 1 for part in split):
         split = listed_parts(masks[0])
-    return tuple(
-        HeadsPart(part.stride, _analysed((part.ir,), ()), part.aligned, part.keys, part.listed)
-        for part in split
-    )
+    return tuple(part.over(_analysed((part.inner,), ())) for part in split)
 
 
 def _widest(heads: HeadGroups, selection: Selection) -> HeadGroups:

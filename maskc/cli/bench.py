@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maskc.cli.entries import MaskEntry
-from maskc.cli.measuring import How, Measured, Row, measured, refuse_wrong
+from maskc.cli.measuring import How, Row, measured, refuse_wrong
 from maskc.cli.options import (
     LENGTH,
     LENGTH_TYPE,
@@ -19,11 +19,12 @@ from maskc.cli.options import (
     kernel_options,
     mask_source,
 )
-from maskc.cli.output import FilePath, echo, told, unwritable, write_json, write_table
+from maskc.cli.output import FilePath, echo, machine_line, told, unwritable, write_json, write_table
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
+    from maskc.lab.sweep import Measurement
 
 
 @click.command(short_help="Time the kernel against SDPA and FlexAttention; check outputs.")
@@ -128,7 +129,7 @@ def _check_plot(plot: str, lengths: Sequence[int]) -> None:
         raise UsageMistake("--plot draws a sweep and needs several lengths", hint, at="--plot")
 
 
-def _draw(result: Measured, plot: str) -> None:
+def _draw(result: Measurement, plot: str) -> None:
     from pathlib import Path
 
     from maskc.viz.growth import growth_plot
@@ -143,7 +144,7 @@ def _draw(result: Measured, plot: str) -> None:
 # ------------------------------------------------------------------ as text
 
 
-def write(result: Measured, swept: bool) -> None:
+def write(result: Measurement, swept: bool) -> None:
     """The rows as a table, then what they say, notes and the machine."""
     lengths = ("N",) if swept else ()
     heads = (
@@ -156,14 +157,12 @@ def write(result: Measured, swept: bool) -> None:
     ordered = sorted(result.rows, key=_place(result.rows)) if swept else result.rows
     table = [tuple(_cells(row, mine, swept)) for row in ordered]
     write_table(heads, table, numbers=range(3, len(heads) - 1))
-    about = dict(result.about)
-    rivals = about.pop("rivals")
+    rivals = result.about["rivals"]
     ran = {row["impl"] for row in result.rows}
     texts = rivals.items() if isinstance(rivals, dict) else ()
     lines = [f"{name}: {text}" for name, text in texts if name in ran]
-    known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
     said = [line for growth in result.growths for line in growth.lines()]
-    lines = [*said, *lines, *(f"note: {note}" for note in result.notes), known]
+    lines = [*said, *lines, *(f"note: {note}" for note in result.notes), machine_line(result.about)]
     echo("\n" + "\n".join(lines))
 
 

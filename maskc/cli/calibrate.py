@@ -32,7 +32,7 @@ def calibrate(forget: bool, as_json: bool) -> None:
     if forget:
         gpu = first_card()
         if gpu is None:
-            raise NoDevice(lab.TARGET, "this machine has none")
+            raise NoDevice(f"target {lab.TARGET}", "this machine has none")
         drop(lab.TARGET, gpu)
         echo(f"{gpu.name}: shipped coefficients")
         return

@@ -232,7 +232,7 @@ def check_known(name: str, names: list[str], option: str, wrong: str, most: int 
     """
     if name not in names:
         there = f"there is: {', '.join(names) or 'none'}"
-        fault = f"{option}: {wrong} {name!r}"
+        fault = f"{wrong} {name!r}"
         raise UsageMistake(fault, _meant(name, names, most) + there, at=option)
 
 

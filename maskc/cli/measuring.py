@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskc.cli.entries import MaskEntry
@@ -11,7 +11,7 @@ from maskc.cli.options import KernelOptions
 from maskc.core.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from maskc.lab.sweep import Growth
+    from maskc.lab.sweep import Measurement
     from maskc.verify.case import Case
 
 Row = dict[str, Any]
@@ -41,30 +41,11 @@ class How:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of some masks."""
-
-    rows: list[Row]
-    notes: list[str]
-    growths: list[Growth]
-    """The exponents of sweeps."""
-    about: dict[str, object]
-    """The machine, and the rivals."""
-
-    def plain(self) -> dict[str, Any]:
-        """The value as JSON has it."""
-        fields: dict[str, Any] = {"environment": self.about, "rows": self.rows, "notes": self.notes}
-        if self.growths:
-            fields["growth"] = [asdict(growth) for growth in self.growths]
-        return fields
-
-
 def measured(
     entries: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None,
     data_at: Callable[..., dict[str, object]], progress: Callable[[str], object],
     without: Collection[str] = (),
-) -> Measured:  # fmt: skip
+) -> Measurement:  # fmt: skip
     """Time and check masks at all lengths, each with as many keys unless `n_kv` is given.
 
     Args:
@@ -74,7 +55,7 @@ def measured(
     from maskc import driver
     from maskc.lab.environment import environment
     from maskc.lab.rivals import RIVALS
-    from maskc.lab.sweep import growths, sweep
+    from maskc.lab.sweep import Measurement, growths, sweep
     from maskc.verify.case_tensors import device_of
 
     rows: list[Row] = []
@@ -98,7 +79,7 @@ def measured(
         if len(lengths) > 1 and how.repeats:
             orders[entry.name] = driver.order(entry.mask, case_at(lengths[0]).heads)
     about |= {"rivals": RIVALS, "repeats": how.repeats}
-    return Measured(rows, notes, growths(rows, orders) if orders else [], about)
+    return Measurement(rows, notes, growths(rows, orders) if orders else [], about)
 
 
 def refuse_wrong(rows: Sequence[Row]) -> None:

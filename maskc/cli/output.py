@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -179,4 +179,13 @@ def write_file(path: Path, text: str) -> None:
 def unwritable(path: Path, error: OSError | ValueError) -> UsageMistake:
     """The mistake of a place that cannot be written."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        file = next((folder for folder in path.parents if folder.is_file()), None)
+        reason = reason if file is None else f"{file} is a file, not a folder"
     return UsageMistake(f"cannot write {path}: {reason}", "choose another place with -o", at="-o")
+
+
+def machine_line(about: Mapping[str, object]) -> str:
+    """Say in one line where numbers were measured."""
+    known = ((name, value) for name, value in about.items() if name != "rivals")
+    return ", ".join(f"{name} {value}" for name, value in known if value is not None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.lab.evaluate import Evaluated, Evaluation
     from maskc.lab.report import Subject
-    from maskc.lab.report.sections import Measurement
+    from maskc.lab.sweep import Measurement
 
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
 """Default lengths to time, by target."""
@@ -266,15 +266,13 @@ def _measurement(
 ) -> tuple[Measurement | None, str]:  # fmt: skip
     """(what was measured, why nothing was)."""
     from maskc.ir.heads import HEADS
-    from maskc.lab.report.sections import Measurement
 
     try:
         result = measured([entry], how, lengths, None, arrays.of, progress)
     except MaskcError as refusal:
         return None, f"{refusal.finding} ({refusal.code})"
     if not how.repeats:
-        about = Measurement(result.rows, result.notes, [], result.about, "")
-        return about, "--repeats 0 was asked for"
+        return result, "--repeats 0 was asked for"
     rest = f"--n {','.join(map(str, lengths))} --target {how.asked.target_for(entry.mask).name}"
     asked = how.asked
     kernel = f"--head-dim {asked.head_dim} --dtype {asked.dtype}"
@@ -283,7 +281,7 @@ def _measurement(
     command = (
         f"maskc bench {words} {rest} {kernel} {heads} --direction {which} --repeats {how.repeats}"
     )
-    return Measurement(result.rows, result.notes, result.growths, result.about, command), ""
+    return replace(result, command=command), ""
 
 
 def _words(entry: MaskEntry) -> str:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from maskc.cli.entries import MaskEntry
-from maskc.cli.measuring import How, Measured, measured, refuse_wrong
-from maskc.cli.output import echo, told, write_json, write_table
+from maskc.cli.measuring import How, measured, refuse_wrong
+from maskc.cli.output import echo, machine_line, told, write_json, write_table
 from maskc.lab.rivals import RIVALS
 from maskc.lab.seeds import TITLES, Seed, judgements, seeds
-from maskc.lab.sweep import Growth
+from maskc.lab.sweep import Growth, Measurement
 
 
 def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
@@ -40,7 +40,9 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
     refuse_wrong(rows)
 
 
-def _measured(seed: Seed, how: How, cap: int | None, progress: Callable[[str], object]) -> Measured:
+def _measured(
+    seed: Seed, how: How, cap: int | None, progress: Callable[[str], object]
+) -> Measurement:
     entry = MaskEntry(seed.name, seed.make(), seed.name)
     asked = sorted({n if cap is None else min(n, cap) for n in seed.lengths})
     without = RIVALS.keys() - {"dense"}
@@ -74,5 +76,4 @@ def _write(
         echo("")
     lines = [f"{g.case} {g.direction}: {crossover}" for g in growth for crossover in g.crossovers
              if crossover.rival == "dense"]  # fmt: skip
-    known = (f"{k} {v}" for k, v in about.items() if k != "rivals" and v is not None)
-    echo("\n".join([*lines, *(f"note: {note}" for note in notes), ", ".join(known)]))
+    echo("\n".join([*lines, *(f"note: {note}" for note in notes), machine_line(about)]))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from maskc.cli.output import echo, told, write_json, write_table
+from maskc.cli.output import echo, machine_line, told, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.entries import MaskEntry
     from maskc.cli.given import Arrays
-    from maskc.cli.measuring import How
-
-Row = dict[str, Any]
+    from maskc.cli.measuring import How, Row
 
 
 def run_tiles(
@@ -57,8 +55,7 @@ def _write(rows: Sequence[Row], about: dict[str, object]) -> None:
     """A table, the fastest first, and what to write for it."""
     heads = ("mask", "queries x keys", "stages", "ms", "relative", "error", "")
     write_table(heads, [tuple(_cells(row)) for row in rows], numbers=range(3, 6))
-    known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
-    echo("\n" + "\n".join([*_fastest(rows), known]))
+    echo("\n" + "\n".join([*_fastest(rows), machine_line(about)]))
 
 
 def _cells(row: Row) -> Iterator[str]:

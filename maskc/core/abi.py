@@ -6,6 +6,7 @@ The declarations in C and the ctypes structures are made from these tables. Stri
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
 from functools import cache
 
@@ -48,7 +49,7 @@ FIELDS: tuple[Field, ...] = (
     Field("col_ptr", "const i32 *", "backward: [lists][tile_cols + 1] offsets into col_tiles"),
     Field("col_tiles", "const i32 *", "backward: tile row * 2 + (1 if full), ascending"),
     Field("work", "const i32 *", "[items + empty + merges][WORK_FIELDS], see maskc/core/abi.py"),
-    Field("counter", "i32 *", "[2 + rows], zero before and after every launch: see below"),
+    Field("counter", "i32 *", "[2 + rows], zero before and after a launch; see maskc/core/abi.py"),
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("distances", "const i32 *", "[variants] bits of partial tiles, see maskc/layout/"),
@@ -208,72 +209,84 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
     Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
     Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
-    Field("counter", "i32 *", "[counters], to be cleared"),
-    Field("verdict", "i32 *", "whether anything given was wrong, or null"),
+    Field("counter", "i32 *", "[counters] of the pass, which this launch clears"),
+    Field("verdict", "i32 *", "whether the data were wrong, or null"),
     Field("state", "i32 *", "[STATE_WORDS + lists * STATE_OF_LIST], zero before the launch"),
     Field("spent", "i32 *", "the state of the launch before, to be cleared, or null"),
-    Field("report", "i32 *", "the verdict, set and never cleared, in memory of the host"),
-    Field("fine", "i32 *", "likewise: gets the ticket where nothing was wrong, or null"),
-    Field("result", "i32 *", "what is spoilt where something was", MOST_RESULTS),
-    Field("most", "i64", "tokens of a document", MAX_ARRAYS),
-    Field("ticket", "i64", "of the lists"),
-    Field("result_words", "i64", "of four bytes", MOST_RESULTS),
+    Field("report", "i32 *", "in host memory: set to 1 if data were wrong, never cleared"),
+    Field("fine", "i32 *", "in host memory: gets the ticket if nothing was wrong, or null"),
+    Field(
+        "result", "i32 *", "results of the pass; they become NaN if data were wrong", MOST_RESULTS
+    ),
+    Field("most", "i64", "most tokens of a document, as declared", MAX_ARRAYS),
+    Field("ticket", "i64", "number of these lists, see `fine`"),
+    Field("result_words", "i64", "size of a result, in words of four bytes", MOST_RESULTS),
     Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
-    Field("source_head", "i64", "the same of heads", MAX_ARRAYS),
-    Field("source_row", "i64", "the same of rows of a table", MAX_ARRAYS),
+    Field("source_head", "i64", "likewise from one head to the next", MAX_ARRAYS),
+    Field("source_row", "i64", "likewise from one row of a table to the next", MAX_ARRAYS),
     Field("source_step", "i64", "elements from one entry, or length, to the next", MAX_ARRAYS),
     Field("array_batch", "i64", "as in struct Attention", MAX_ARRAYS),
     Field("array_head", "i64", "likewise", MAX_ARRAYS),
     Field("array_row", "i64", "likewise", MAX_ARRAYS),
-    Field("source_code", "i32", "of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64", MAX_ARRAYS),
+    Field("source_code", "i32", "type of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64", MAX_ARRAYS),
     Field("rule", "i32", "0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative", MAX_ARRAYS),
     Field("ends", "i32", "cumulative lengths of a sequence", MAX_ARRAYS),
     Field("batches", "i32", "sequences of the array, or 1", MAX_ARRAYS),
     Field("heads_of", "i32", "heads of the array, or 1", MAX_ARRAYS),
-    Field("rows", "i32", "of a table, or 1", MAX_ARRAYS),
+    Field("rows", "i32", "rows of a table, or 1", MAX_ARRAYS),
     Field("columns", "i32", "entries of a row", MAX_ARRAYS),
-    Field("first_block", "i32", "of each reading; then how many there are", MAX_READINGS + 1),
-    Field("first_tile", "i32", "of each reading, among all bounds", MAX_READINGS),
-    Field("bit_words", "i32", "of a list", 2),
+    Field("first_block", "i32", "first block of each reading; then their number", MAX_READINGS + 1),
+    Field("first_tile", "i32", "first tile of each reading, among all bounds", MAX_READINGS),
+    Field("bit_words", "i32", "words of `bits` of a list", 2),
     Field("room", "i32", "tiles for which a list has room", 2),
     Field("n", "i32", "queries, and keys", 2),
     Field("tile", "i32", "tokens of a tile", 2),
     Field("tile_count", "i32", "tile rows, and tile columns", 2),
-    Field("lists", "i32", "of tiles: sequences with data of their own, times heads likewise"),
+    Field("lists", "i32", "tile lists: sequences with their own data, times heads with theirs"),
     Field("heads", "i32", "lists of a sequence"),
     Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
     Field("band", "i32", "query q sees keys q + [0] to q + [1] - 1 of its document", 2),
-    Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
-    Field("reading_blocks", "i32", "of the launch: they read the data"),
-    Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES", 2),
-    Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
-    Field("line_blocks", "i32", "of the launch: they find the tiles of lines"),
-    Field("line_threads", "i32", "of a line: those of a warp, or of a block"),
-    Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
-    Field("first_side", "i32", "the first one that gets lists: 0 rows, 1 columns"),
-    Field("work_side", "i32", "whose tiles items have, if there are any"),
-    Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
+    Field("most_runs", "i32", "most documents of a list, if tiles begin with documents"),
+    Field("reading_blocks", "i32", "blocks that read the data"),
+    Field("reading_tiles", "i32", "tiles that such a block reads, at most READ_TILES", 2),
+    Field("lines", "i32", "tile rows, tile columns or both, of all lists"),
+    Field("line_blocks", "i32", "blocks that find the tiles of lines"),
+    Field("line_threads", "i32", "threads of a line: those of a warp, or of a block"),
+    Field("item_blocks", "i32", "blocks that write planned items, 0 without a plan"),
+    Field("first_side", "i32", "first side that gets lists: 0 rows, 1 columns"),
+    Field("work_side", "i32", "side whose tiles the items have, if there are items"),
+    Field(
+        "owners",
+        "i32",
+        "items of a tile row or column of a list: one for each head, or group of heads",
+    ),
     Field("owner_heads", "i32", "query heads from one owner to the next"),
-    Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
-    Field("group_owners", "i32", "of a list that share the cache"),
-    Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
-    Field("part_tiles", "i32", "packed heads: of a part, at least; 0: rows are not cut"),
-    Field("fixed_tiles", "i32", "of a part, if a row's own tiles alone decide; 0: the load does"),
-    Field("most_parts", "i32", "of a row"),
-    Field("pieces", "i32", "of the longest row, to choose from", 20),
+    Field("item_heads", "i32", "heads of an item, see WORK_FIELDS"),
+    Field("group_owners", "i32", "owners of a list that share the L2 cache"),
+    Field("group_lists", "i32", "lists that share it; above 1 with all of their owners"),
+    Field("part_tiles", "i32", "pack_gqa: least tiles of a part; 0: rows are not split"),
+    Field(
+        "fixed_tiles",
+        "i32",
+        "tiles of a part, if only the row's own tiles decide; 0: the load decides",
+    ),
+    Field("most_parts", "i32", "most parts of a row"),
+    Field("pieces", "i32", "numbers of parts of the longest row, to choose from", 20),
     Field("item_cost", "i32", "tiles that take as long as starting an item"),
     Field("part_cost", "i32", "tiles that take as long as finishing a part"),
-    Field("blocks", "i32", "of the pass that run at once: each is to have an item"),
-    Field("items", "i32", "that are planned, or for which there is room"),
-    Field("merges", "i32", "behind them"),
-    Field("counters", "i32", "of the pass"),
+    Field("blocks", "i32", "blocks of the pass that run at once; each should get an item"),
+    Field("items", "i32", "items that are planned, or for which there is room"),
+    Field("merges", "i32", "rows to merge, behind the items"),
+    Field("counters", "i32", "counters of the pass"),
 )
 """Arguments of the kernel that builds tile lists on the GPU from data, documents or chosen blocks.
 In arrays of two, the first value is for queries and tile rows, the second for keys and tile
 columns."""
 LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
+LENGTH_THREADS = 512
+"""The threads of a block that makes lists from cumulative lengths alone."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
@@ -478,6 +491,20 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
         members.append((field.name, kind * field.count if field.count > 1 else kind))
     return type("Arguments", (ctypes.Structure,), {"_fields_": members})
+
+
+_FORMATS = {"i32": "i", "i64": "q", "float": "f"}
+
+
+def packer(fields: tuple[Field, ...]) -> struct.Struct:
+    """Return what packs the values of a few members into the bytes of their block.
+
+    Args:
+        fields: the members, in order; an array member takes as many values as it has entries.
+    """
+    formats = ("P" if x.ctype.endswith("*") else _FORMATS[x.ctype] for x in fields)
+    members = (f"{x.count}{text}" for x, text in zip(fields, formats, strict=True))
+    return struct.Struct("".join(members) + "0P")  # the next block begins aligned
 
 
 ATTENTION = structure()

@@ -90,7 +90,7 @@ class Variant:
     """For each constant, a bound on |what it is added to| in its comparison, see core/widths; None
     if its value matters beyond that."""
     lists: tuple[IdList, ...] = ()
-    """Ids that the formula reads as `ids.0`, `ids.1`, ..."""
+    """Ids that the formula reads as `ids:0`, `ids:1`, ..."""
 
     def recipe(self, tile: TileShape) -> LayoutRecipe:
         """The recipe for a tile shape; numeric when none was prepared."""

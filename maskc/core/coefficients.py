@@ -149,7 +149,7 @@ def costs(
         head_dim_v: of rows of v; None: as of q and k.
     """
     by_dims = tables.get(source_name(direction, form), {})
-    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}", by_dims.get(str(head_dim), {}))
+    by_mode = by_dims.get(f"{head_dim}/{head_dim_v}") or _of_width(by_dims, head_dim)
     launch = _launch_cost(tables, direction, head_dim) if by_mode else LaunchCost()
     return tuple(
         Cost(
@@ -164,6 +164,14 @@ def costs(
         for mode, numbers in by_mode.items()
         if mode in modes
     )
+
+
+def _of_width(by_dims: Mapping[str, Any], head_dim: int) -> Mapping[str, Any]:
+    """Return the numbers of the narrowest measured width that holds rows of `head_dim`; empty if
+    there is none."""
+    widths = (int(dim) for dim in by_dims if dim.isdigit() and int(dim) >= head_dim)
+    numbers: Mapping[str, Any] = by_dims.get(str(min(widths, default=0)), {})
+    return numbers
 
 
 def _launch_cost(tables: Tables, direction: Direction, head_dim: int) -> LaunchCost:

@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.attention_call import CallOptions
 from maskc.core.captured import Captured
-from maskc.core.errors import DataRange, ReservedName
+from maskc.core.errors import DataRange, ReservedName, with_article
 from maskc.core.source import SourceLoc
 
 SELECTING = ("return_selection", "indexer_loss")
@@ -232,9 +232,11 @@ def check_truths(name: str, array: np.ndarray) -> None:
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
     if not isinstance(name, str):
-        raise ReservedName(f"a {type(name).__name__}", "it is not a string", at=at)
+        hint = "name the array here, as in mc.documents('doc_ids'); calls pass it: doc_ids=array"
+        raise ReservedName(with_article(type(name).__name__), "names are strings", hint, at=at)
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ReservedName(name, "it is not a Python identifier", at=at)
+        raise ReservedName(repr(name), "it is not a Python identifier", at=at)
     if name in RESERVED or name.startswith("_"):
-        raise ReservedName(name, "it is a word of the language or a keyword of the call", at=at)
+        finding = "it is a word of the language or a keyword of the call"
+        raise ReservedName(repr(name), finding, at=at)
     return name

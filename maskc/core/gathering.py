@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from maskc.core import expr as E
 from maskc.core.expr import Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive keys of the query `ti`: first <= k < last, if `guard` holds."""
+    """Consecutive tiles of a row `ti`, or of a column `tj`: first <= tile < last if `guard` holds,
+    otherwise none. Tiles may be single tokens."""
 
     guard: Expr
     first: Expr
     last: Expr
+    """Past the end."""
+
+    def substituted(self, values: dict[Expr, Expr]) -> Span:
+        """Return the range with other terms."""
+        ends = (self.guard, self.first, self.last)
+        return Span(*(E.substitute(end, values) for end in ends))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ SWITCHES = (
     "HAS_ALWAYS_KEPT", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH",
     "HALF_SHARE",
     "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
-    "INTERLEAVED", "DOCUMENT_ROWS",
+    "INTERLEAVED",
 )  # fmt: skip
 """Macros that a config header alone defines, as 1, or that a mode has; otherwise they are 0."""
 
@@ -98,6 +98,8 @@ class _Inlining:
         """Macros that the config header defines: numbers, and files of policies."""
         self.files: dict[str, str] = {}
         """The files that were put in: their texts, in their order."""
+        self.marked = ""
+        """The file that the latest mark names; the config header has no name."""
 
     def lines(self, parts: Iterable[tuple[str, str]], file: str = "") -> Iterator[str]:
         """Yield the lines that a text stands for, without branches that the config header rules
@@ -111,6 +113,8 @@ class _Inlining:
         stays = True  # whether all open branches do
         for word, line in parts:
             if not word:
+                if stays and line.strip():
+                    yield from self._mark(file)
                 if stays:
                     yield line
                 continue
@@ -129,7 +133,14 @@ class _Inlining:
             stays = all(branch.stays for branch in branches)
             outer = branches if word == "#endif" else branches[:-1]
             if not open_branch.decided and all(branch.stays for branch in outer):
+                yield from self._mark(file)
                 yield line
+
+    def _mark(self, file: str) -> Iterator[str]:
+        """Yield a comment that says from which file the next lines are, if it is another one."""
+        if file != self.marked:
+            self.marked = file
+            yield f"\n// ======== {file or 'the config header'}\n"
 
     def _next(self, branch: _Branch, word: str, file: str) -> _Branch:
         """Return the branch after an `#elif` or `#else`."""
@@ -166,6 +177,7 @@ class _Inlining:
         included = _INCLUDE.fullmatch(word)
         name = included and (included[1] or self.known.get(included[2]))
         if not name:
+            yield from self._mark(file)
             yield line
             return
         try:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from maskc.core.expr import Expr
 
-TOKEN_Q, TOKEN_K = "token.q", "token.k"
-"""Names of the arrays that tell a part's formulas which tokens its rows are."""
+TOKEN_Q, TOKEN_K = "token:q", "token:k"
+"""Names of the arrays that tell a part's formulas which tokens its rows are. Arrays of a call have
+no colon in their names."""
 
 
 @dataclass(frozen=True, slots=True)

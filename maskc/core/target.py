@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
+from maskc.core.forms import STEMS
 from maskc.core.problem import Direction, Problem
 from maskc.core.score import reads
 
@@ -14,8 +15,8 @@ _LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the 
 
 
 @dataclass(frozen=True, slots=True)
-class UnequalWidths:
-    """Widths of rows that kernels are written for, if v is narrower than q and k."""
+class Widths:
+    """Widths of rows that kernels support in some passes."""
 
     of_qk: int
     of_v: int
@@ -39,8 +40,8 @@ class Target:
     """`c` or `cuda`."""
     dtypes: tuple[DType, ...]
     head_dims: tuple[int, ...]
-    """Widths of rows in shared memory that kernels are written for, ascending, the same for q, k
-    and v; see `padded`. Empty: every head dimension from 1 to `widest` has a kernel of its own."""
+    """Widths of rows that all kernels support, ascending, the same for q, k and v; see `padded`.
+    Empty: every head dimension from 1 to `widest` has a kernel of its own."""
     directions: tuple[Direction, ...]
     """Passes with a template today."""
     shared_memory: int
@@ -64,8 +65,10 @@ class Target:
     pool_dims: tuple[int, ...] = ()
     """Widths of rows, of q, k and v alike, whose kernels convert pools of E4M3 on load; with
     `loads_pages`, a target without `head_dims` converts rows of all widths."""
-    unequal: tuple[UnequalWidths, ...] = ()
-    """Widths that kernels of the default form support in addition to `head_dims`."""
+    further: tuple[Widths, ...] = ()
+    """Widths in addition to `head_dims`, of forms with the default's templates. Score formulas and
+    pools of another dtype do not use equal ones: their kernels read rows in pieces of 32
+    elements."""
     widest: int = 0
     """The largest head dimension of a target without `head_dims`."""
 
@@ -111,15 +114,17 @@ class Target:
         if problem.dtype is DType.float8_e4m3fn or min(dims) < 1 or any(x % PIECE for x in dims):
             return problem
         widths = [(dim, dim) for dim in self.head_dims]
-        if not form:
-            widths.extend(x.dims for x in self.unequal if direction in x.directions)
+        plain = problem.score is None and not problem.converts
+        if form not in STEMS:
+            more = (x for x in self.further if direction in x.directions)
+            widths.extend(x.dims for x in more if plain or x.of_qk != x.of_v)
         wide_enough = (width for width in widths if width[0] >= dims[0] and width[1] >= dims[1])
         of_qk, of_v = min(wide_enough, key=sum, default=dims)
         return replace(problem, head_dim=of_qk, head_dim_v=of_v)
 
-    def pads(self, problem: Problem) -> bool:
-        """Whether rows are shorter in memory than kernels compute them, see `padded`."""
-        return self.padded(problem) != problem
+    def class_of(self, head_dim: int) -> int:
+        """Return the narrowest of `head_dims` that holds rows of a width."""
+        return next((dim for dim in self.head_dims if dim >= head_dim), head_dim)
 
     def lacks(self, problem: Problem) -> bool:
         """Whether it has no kernels for this dtype, these head dimensions, formulas of scores or
@@ -160,8 +165,8 @@ class Target:
             return min(of_qk, of_v) >= 1 and max(of_qk, of_v) <= self.widest
         if padded.dtype is DType.float8_e4m3fn:
             return of_qk == of_v and of_qk in self.fp8_dims
-        unequal = (x.dims for x in self.unequal if direction in x.directions)
-        return (of_qk == of_v and of_qk in self.head_dims) or (of_qk, of_v) in unequal
+        further = (x.dims for x in self.further if direction in x.directions)
+        return (of_qk == of_v and of_qk in self.head_dims) or (of_qk, of_v) in further
 
     def shared_bytes_of(self, blocks: int) -> int:
         """Shared memory that each of so many blocks on a multiprocessor has at most, in bytes."""
@@ -186,7 +191,7 @@ class Target:
         """Whether its kernels cannot choose blocks of `chosen` keys at run time for these rows.
         Kernels that choose blocks need rows without padding, no longer than NARROW."""
         dims = problem.head_dim, problem.head_dim_v
-        padded = chosen > 1 and (self.pads(problem) or dims[0] != dims[1])
+        padded = chosen > 1 and (dims[0] not in self.head_dims or dims[0] != dims[1])
         return bool(self.head_dims and chosen and (padded or max(dims) > NARROW))
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
@@ -220,8 +225,8 @@ class Target:
         known = f"1 to {self.widest}"
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
-        if self.unequal:
-            wider = [x for x in self.unequal if x.of_qk > self.head_dims[-1]]
+        if self.further:
+            wider = [x for x in self.further if x.of_qk > self.head_dims[-1]]
             known += "".join(f", and {x.of_qk} with {x.of_v} for v" for x in wider)
         if chosen:
             widths = [dim for dim in self.head_dims if dim <= NARROW]
@@ -244,6 +249,12 @@ SPARES = {"sm_90a": ("sm_80", SPARE), "sm_80": (SPARE,)}
 """Substitutes for a target that lacks a problem; the first that has it is used."""
 
 _BOTH = (Direction.forward, Direction.backward)
+_OWN_WIDTHS = (
+    *(Widths(dim, dim, _BOTH) for dim in (48, 80, 112, 160)),
+    *(Widths(dim, dim, (Direction.forward,)) for dim in (144, 176, 208, 224, 240)),
+)
+"""Hopper: widths whose products have no columns of zeros. WGMMA takes 16 columns of q and k at a
+time. In backward passes, warpgroups divide dq by columns, 16 at a time."""
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -256,13 +267,13 @@ TARGETS: dict[str, Target] = {
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
             _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, loads_pages=True,
             pool_dims=(32, 64, 96, 128, 192, 256),
-            unequal=(UnequalWidths(576, 512, (Direction.forward,)),),
+            further=(Widths(576, 512, (Direction.forward,)),),
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (32, 64, 96, 128, 192, 256), _BOTH, 227 * 1024,
             least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256), loads_pages=True,
             pool_dims=(32, 64, 96, 128, 192, 256),
-            unequal=(UnequalWidths(192, 128, _BOTH),),
+            further=(Widths(192, 128, _BOTH), *_OWN_WIDTHS),
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

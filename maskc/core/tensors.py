@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.core.errors import BadOption, MaskedValues, NotAnArray, WrongRank
+from maskc.core.errors import BadOption, MaskedValues, NotAnArray, WrongRank, with_article
 from maskc.core.source import SourceLoc
 
 Shape = tuple[int, ...]
@@ -208,7 +208,7 @@ class Order(NamedTuple):
             WrongRank: it has neither three nor four axes.
         """
         if not hasattr(x, "swapaxes"):
-            finding = f"{name}, a {type(x).__name__}"
+            finding = f"{name}, {with_article(type(x).__name__)}"
             raise BadOption("layout", "'bhsd' for arrays without swapaxes", finding, at="layout")
         if len(x.shape) not in (3, 4):
             raise WrongRank(name, tuple(x.shape), at=name)

@@ -39,9 +39,14 @@ def plain_integer(value: Any) -> int | None:
     return None if is_flag else number
 
 
+ID_LIST = "ids:"
+"""Prefix of the names of lists of ids that the runtime makes, as bits. Arrays of a call have no
+colon in their names."""
+
+
 def is_list(array: str) -> bool:
     """Whether an array of a lifted formula is a list of ids that the runtime makes, as bits."""
-    return array.startswith("ids.")
+    return array.startswith(ID_LIST)
 
 
 def extreme(array: str) -> Expr:

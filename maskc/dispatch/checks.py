@@ -125,7 +125,8 @@ def _shape(name: str, array: Array, expected: tuple[int, ...], why: str) -> None
 def check_vector(name: str, array: Array, heads: int, target: Target, device: Device) -> None:
     """Slopes and sink logits: fp32 [heads of q], contiguous, where q is."""
     if array.shape != (heads,):
-        raise BadShape(name, tuple(array.shape), f"({heads},), one per head of q", at=name)
+        hint = "pass a vector with one number for each query head"
+        raise BadShape(name, tuple(array.shape), f"({heads},), one per head of q", hint, at=name)
     check_storage(name, array, "float32", target, device)
 
 

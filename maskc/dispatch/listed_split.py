@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) 
 
 def whole_facts(
     base: LayoutRecipe, lists: Sequence[ListedLines], params: Mapping[str, int], n_q: int,
-    n_kv: int, direction: Direction,
+    n_kv: int, direction: Direction, flags: Arrays = MappingProxyType({}),
 ) -> Facts:  # fmt: skip
     """Return the tiles of the whole mask: those of its base, and all with a listed key or query.
 
@@ -97,6 +98,7 @@ def whole_facts(
         params: of the mask.
         n_q, n_kv: lengths.
         direction: the pass.
+        flags: the flags that pairs of listed tokens depend on, [N].
     """
     tile, layout = base.tile, build(base, n_q, n_kv, params, {})
     live = layout.to_dense() > 0
@@ -107,7 +109,7 @@ def whole_facts(
             TileShape(1, tile.k) if of_queries else TileShape(tile.q, 1), keep, None
         )
         given = {**params, **of_all(n_q, n_kv)}
-        lines = build(thin, *lengths, given, {listed.array: tokens})
+        lines = build(thin, *lengths, given, {**flags, listed.array: tokens})
         rows, columns = np.repeat(np.arange(lines.shape[0]), np.diff(lines.row_ptr)), lines.col
         if of_queries:
             rows = tokens[rows] // tile.q

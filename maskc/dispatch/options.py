@@ -82,12 +82,6 @@ def joining(options: PlanOptions) -> PlanOptions:
     return options._replace(accumulates=True)
 
 
-@lru_cache(maxsize=1024)
-def in_order(options: PlanOptions, order: Order) -> PlanOptions:
-    """The options of a call whose tensors have their axes in another order."""
-    return options._replace(order=order)
-
-
 def alpha_less_1(normalizer: str, alpha: Any) -> float:
     """alpha - 1 of a call, as the fp32 value a kernel gets; 0 is softmax.
 

@@ -321,7 +321,7 @@ class RankPass(ABC):
             spread(buffer, places, packed(self.rows, self.k, self.v, sources))
         for copy in copies if len(copies) <= MANY else ():
             part = buffer[copy.place : copy.place + copy.count]
-            source = slice(copy.source, copy.source + copy.count)
+            source = slice(copy.start, copy.start + copy.count)
             self.rows.keys(part).copy_(self.k[:, :, source])
             self.rows.values(part).copy_(self.v[:, :, source])
         for start, stop in self.work.gaps if len(self.work.gaps) <= FEW else ():
@@ -450,7 +450,7 @@ class Backward(RankPass):
             for total, x in ((self.dk, self.of_buffer.dk), (self.dv, self.of_buffer.dv)):
                 total.index_add_(2, sources, x.index_select(2, places - self.of_buffer.first))
         for copy in copies if len(copies) <= MANY else ():
-            source = slice(copy.source, copy.source + copy.count)
+            source = slice(copy.start, copy.start + copy.count)
             place = copy.place - self.of_buffer.first
             part = slice(place, place + copy.count)
             self.dk[:, :, source] += self.of_buffer.dk[:, :, part]

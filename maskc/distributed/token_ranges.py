@@ -9,7 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tokens start .. start + count - 1 of the sequence, in consecutive places from `place` on."""
+    """Tokens start .. start + count - 1, of the sequence or of a rank, in consecutive places from
+    `place` on."""
 
     start: int
     place: int

@@ -36,15 +36,6 @@ _WORTH = 4
 """Rows that need no remote keys run separately if they are at least 1 / this of their stretch."""
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Own tokens `source` .. that the buffer has from `place` on too."""
-
-    source: int
-    place: int
-    count: int
-
-
 @dataclass(frozen=True, eq=False)
 class RankCall:
     """Attention of some rows of the rank over some of its keys."""
@@ -110,7 +101,8 @@ class RankWork:
     """Tokens that each rank sends, as positions in the buffer."""
     came: Pieces
     """All that the buffer receives."""
-    copies: tuple[Copy, ...]
+    copies: tuple[Stretch, ...]
+    """Own tokens, by their slots, that the buffer has too."""
     gaps: tuple[tuple[int, int], ...]
     """Tokens of the buffer that no query needs: filled with zeros, so that they are finite."""
     calls: tuple[RankCall, ...]
@@ -150,7 +142,7 @@ class RankWork:
     @cached_property
     def copied(self) -> tuple[Pieces, Pieces]:
         """All copies: own tokens, and their places in the buffer."""
-        sources = Pieces((copy.source, copy.count) for copy in self.copies)
+        sources = Pieces((copy.start, copy.count) for copy in self.copies)
         return sources, Pieces((copy.place, copy.count) for copy in self.copies)
 
     @property
@@ -382,13 +374,13 @@ def _size(buffer: list[Stretch]) -> int:
 
 def _filled(
     layer: LayerPlan, rank: int, held: PlacedTokens, buffer: list[Stretch]
-) -> tuple[tuple[Copy, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:
+) -> tuple[tuple[Stretch, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:
     """Find where each part of the buffer comes from: own tokens, (rank, place, count) that come,
     (first, past the last) of nowhere."""
     places, receives, filled = PlacedTokens.of(buffer), layer.receives(rank), []
     copies = []
     for at, x in held.common(places.start, places.stop):
-        copies.append(Copy(x.place, buffer[at].place + x.start - buffer[at].start, x.count))
+        copies.append(Stretch(x.place, buffer[at].place + x.start - buffer[at].start, x.count))
         filled.append((copies[-1].place, copies[-1].place + x.count))
     start, stop = (np.array([getattr(x, at) for x in receives], np.int64)
                    for at in ("start", "stop"))  # fmt: skip

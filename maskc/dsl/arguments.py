@@ -76,7 +76,8 @@ def arguments(
     """
     needed = required(predicate)
     if needed is None:
-        raise NotTraceable("it is not a Python function", at=at)
+        hint = "pass a lambda, or a function made by def"
+        raise NotTraceable("it is not a Python function", hint, at=at)
     names, plain = needed
     if not plain:
         what = "it takes * or keyword-only arguments, expected (q, k) or (h, q, k)"

@@ -139,7 +139,8 @@ def positions(*, q: str, k: str) -> nodes.Positions:
     at = caller()
     of_q, of_k = _name(q, at), _name(k, at)
     if of_q == of_k:
-        of_k = mistake(ReservedName(k, "it is the name of the queries' positions", at=at), of_k)
+        finding = "it is the name of the queries' positions"
+        of_k = mistake(ReservedName(repr(k), finding, at=at), of_k)
     return nodes.Positions(positions_of_queries(of_q), positions_of_keys(of_k))
 
 

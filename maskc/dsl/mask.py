@@ -226,6 +226,7 @@ class Mask:
 
         Raises:
             BadLength: a length is not an integer, or out of range (MC306).
+            DenseTooLarge: the result does not fit into memory (MC311).
             HeadsUnknown: heads differ, and their number is unknown (MC114).
             WrongHeads: `n_heads` contradicts the mask (MC125).
             NoSuchHead: the mask or `head` refers to a head that does not exist (MC113).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TypeVar
@@ -61,7 +62,10 @@ def parse(text: str) -> Mask:
     try:
         return _mask(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError) as error:
-        raise BadExpression(f"{error} in {text!r}") from None
+        at = None
+        if isinstance(error, SyntaxError) and error.lineno:
+            at = SourceLoc(_FILE, error.lineno, error.offset or len(text) + 1, 0)
+        raise BadExpression(getattr(error, "msg", str(error)), at=at) from None
     except (RecursionError, MemoryError):
         raise BadExpression("it is nested too deeply") from None
 
@@ -83,8 +87,13 @@ def parse_emptied(text: str) -> Mask:
 
 
 def _mask(node: ast.expr) -> Mask:
-    with written_at(_place(node)):
-        return _read(node)
+    place = _place(node)
+    with written_at(place):
+        try:
+            return _read(node)
+        except BadExpression as error:
+            error.at = error.at or place
+            raise
 
 
 def _place(node: ast.expr) -> SourceLoc:
@@ -143,7 +152,9 @@ def _apply(build: Callable[..., Made], args: list[ast.expr], keywords: list[ast.
     except MaskcError:
         raise
     except TypeError as error:
-        raise BadExpression(str(error)) from None
+        # window is an object: "_Window.__call__() missing ..." becomes "window() missing ..."
+        finding = re.sub(r"^_(\w+)\.__call__", lambda name: name[1].lower(), str(error))
+        raise BadExpression(finding) from None
 
 
 def _keyword(word: ast.keyword) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.data import check_name
-from maskc.core.errors import NotAScore, ScoreNotTraceable
+from maskc.core.errors import NotAScore, ScoreNotTraceable, with_article
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
@@ -163,7 +163,7 @@ def as_score(given: object) -> Score:
     if isinstance(given, Score):
         return given
     hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
-    what, module = f"a {type(given).__name__}", getattr(given, "__module__", "")
+    what, module = with_article(type(given).__name__), getattr(given, "__module__", "")
     if isinstance(given, Mask):
         hint = "a mask is the fourth argument: mc.attention(q, k, v, mask)"
     elif callable(given):
@@ -205,7 +205,8 @@ def _arguments(
 ) -> list[Value]:
     needed = required(function)
     if needed is None:
-        raise ScoreNotTraceable("it is not a Python function", "write a lambda", at=at)
+        hint = "pass a lambda, or a function made by def"
+        raise ScoreNotTraceable("it is not a Python function", hint, at=at)
     names, plain = needed
     if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
         finding = f"it takes {len(names)} arguments"
@@ -235,6 +236,8 @@ def _traced(
         with told(ScoreNotTraceable, at, _ONCE):
             with torch_calls(_torch_call, refuse):
                 result = rebound(*given)
+            if result is None:
+                refuse("it returns None", "end the function with `return` and the new score")
             node = real(result)
         node = _without_params(node, registry)
     kept_node, kept = without_hidden(node)

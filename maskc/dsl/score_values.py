@@ -20,7 +20,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.dtypes import dtype_name
-from maskc.core.errors import ScoreNotTraceable
+from maskc.core.errors import ScoreNotTraceable, with_article
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import (
@@ -160,7 +160,7 @@ def lift(value: Any) -> Term:
     try:
         return E.const(operator.index(value))
     except TypeError:
-        refuse(f"it uses a {type(value).__name__}")
+        refuse(f"it uses {with_article(type(value).__name__)}")
 
 
 def is_test(node: Term) -> bool:

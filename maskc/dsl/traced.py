@@ -19,6 +19,7 @@ from maskc.core.errors import (
     MaskUsedAsBool,
     MissingParentheses,
     NotTraceable,
+    with_article,
 )
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
@@ -77,7 +78,7 @@ def lift(value: Any) -> Expr:
         shape = getattr(value, "shape", ())
         if shape:
             refuse(f"it computes with an array of shape {tuple(shape)} that no index reads")
-        refuse(f"it uses a {type(value).__name__}")
+        refuse(f"it uses {with_article(type(value).__name__)}")
     if abs(number) > INT64:
         raise IntegerTooWide("a formula", number, at=caller())
     return E.const(number)

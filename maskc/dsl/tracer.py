@@ -22,6 +22,8 @@ from maskc.dsl.tables import BATCH, IndexTables, Registry, capturing
 from maskc.dsl.traced import lift_bool
 from maskc.dsl.watching import watched
 
+_ONCE = "the function runs once, with q and k that stand for all pairs"
+
 
 def where(predicate: Callable[..., object]) -> Mask:
     """Keep the pairs for which a Python function holds. The function is traced once, exactly.
@@ -116,7 +118,7 @@ def trace(
     rebound = Rebinder().function(predicate)
     with capturing() as registry:
         values = tabling(IndexTables(registry)) if computing else nullcontext()
-        with values as tables, told(NotTraceable, at), watched():
+        with values as tables, told(NotTraceable, at, _ONCE), watched():
             result = rebound(*given)
     formula = lift_bool(result, "the result")
     if tables is not None:

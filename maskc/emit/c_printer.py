@@ -7,7 +7,7 @@ from functools import reduce
 
 from maskc.core import expr as E
 from maskc.core.expr_text import Printer
-from maskc.core.widths import is_list
+from maskc.core.widths import ID_LIST, is_list
 
 
 def _bare(text: str) -> str:
@@ -60,7 +60,7 @@ class CPrinter(Printer):
 
     def load(self, array: str, index: list[str]) -> str:
         if is_list(array):
-            return f"listed(m.l{array.removeprefix('ids.')}, {index[0]})"
+            return f"listed(m.l{array.removeprefix(ID_LIST)}, {index[0]})"
         number = self._slot[array]
         if array in self._selections and self._tiled:
             return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from textwrap import wrap
 
 from maskc.core import expr as E
 from maskc.core.bundle import BY_LENGTHS, DEFAULT, Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import render
 from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
 from maskc.plan.list_making import (
     BLOCKS,
+    LENGTH_BLOCKS,
     LISTS_OF_LENGTHS,
     MAKE_LISTS,
     SPOIL_RESULTS,
@@ -76,12 +80,15 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     def told(shape: E.Expr) -> TileText:
         pieces = split(shape)
-        return tile_text(pieces.rest, load, pieces.exact)
+        text = re.sub(r"\(Integer\)|\bm\.", "", CPrinter(reads)(shape))
+        comment = tuple(wrap(f"Formula of a pair: {text}", 94))
+        return replace(tile_text(pieces.rest, load, pieces.exact), comment=comment)
 
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
         blocks=BLOCKS,
+        length_blocks=LENGTH_BLOCKS,
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),
@@ -95,7 +102,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         replace(launch, overlaps=overlaps)
         for launch in (MAKE_LISTS, LISTS_OF_LENGTHS, SPOIL_RESULTS)
     )
-    more = ((BY_LENGTHS, Mode((of_lengths, spoil), "BY_LENGTHS")),) if plan.documents else ()
+    more = ((BY_LENGTHS, Mode((of_lengths,), "BY_LENGTHS")),) if plan.documents else ()
     return lists_source(plan, "common/tile_lists.cu.j2", spec, (make, spoil), form, *more)
 
 

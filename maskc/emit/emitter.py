@@ -30,6 +30,7 @@ from maskc.core.data import LISTED, DataDecl, DataKind, positions_of_queries
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, GATHER, STEMS, WIDE
+from maskc.core.gathering import Span
 from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction
 from maskc.core.score import Formula
@@ -62,12 +63,12 @@ from maskc.emit.spec import (
     ScoreText,
     Shape,
 )
+from maskc.ir.types import MaskPart
 from maskc.plan.families.table import family_of
-from maskc.plan.ranges import TileRange
-from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
+from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
-def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle:
+def emit(plan: KernelPlan, name: str, part: MaskPart[KernelPlan] | None = None) -> Bundle:
     """Return the bundle of one mask for one target, with all of its sources.
 
     `name` never reaches a source. `part`: the part of a mask that the plan is for; None: all of it.
@@ -76,7 +77,7 @@ def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle
     parts = (
         PartBundle(
             part.stride,
-            emit(part.plan, f"{name}_part{number}", part),
+            emit(part.inner, f"{name}_part{number}", part),
             part.aligned,
             part.keys,
             part.listed,
@@ -152,7 +153,7 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     )  # fmt: skip
 
 
-def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
+def _emit(plan: KernelPlan, name: str, part: MaskPart[KernelPlan] | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted(
@@ -229,7 +230,7 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     )
 
 
-def _rows(part: PlannedPart, reads: list[str]) -> PartRows | None:
+def _rows(part: MaskPart[KernelPlan], reads: list[str]) -> PartRows | None:
     """Which tokens a part has; None: all, or a residue class of both queries and keys."""
     if part.listed is not None:
         at, of_queries = reads.index(part.listed.array), part.listed.side == "q"
@@ -442,7 +443,7 @@ def _reads_lists(plan: KernelPlan) -> bool:
     return plan.target.language == "c"
 
 
-def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
+def _bounds(spans: list[Span]) -> tuple[tuple[str, str], ...]:
     return tuple(bounds_text(span, f"bounds[{i}].first") for i, span in enumerate(spans))
 
 

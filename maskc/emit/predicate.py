@@ -10,13 +10,14 @@ from maskc.core import expr as E
 from maskc.core.data import LISTED
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
+from maskc.core.gathering import Span
 from maskc.core.widths import magnitude, reach
 from maskc.emit.c_printer import CPrinter
 from maskc.emit.spec import DataEnds, DataRows, PredicateLine
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR, Origin
 from maskc.plan.data_intervals import RUN, DataIntervals, tamed
-from maskc.plan.ranges import RowRange, TileRange
+from maskc.plan.ranges import RowRange
 
 
 def predicate_lines(
@@ -76,12 +77,12 @@ def range_text(row: RowRange) -> tuple[str, str, str, str]:
     return (*_ends(row.live, printer, "list.first"), *_ends(row.full, printer, "list.full_first"))
 
 
-def bounds_text(span: TileRange, nothing: str) -> tuple[str, str]:
+def bounds_text(span: Span, nothing: str) -> tuple[str, str]:
     """Return C text of the first index and of the end; the end is `nothing` for an empty range."""
     return _ends(span, CPrinter(()), nothing)
 
 
-def reach_of(span: TileRange) -> Iterator[Expr]:
+def reach_of(span: Span) -> Iterator[Expr]:
     """Bounds on everything that is computed of a range's ends, see core/widths."""
     for formula in (span.guard, span.first, span.last):
         yield from reach(formula)
@@ -116,10 +117,10 @@ def reach_of_data(data: DataIntervals) -> Iterator[Expr]:
         ends = (
             E.substitute(tamed(end), tokens) for end in (interval.span.first, interval.span.last)
         )
-        yield from reach_of(TileRange(E.ALWAYS, *ends))
+        yield from reach_of(Span(E.ALWAYS, *ends))
 
 
-def _ends(span: TileRange, printer: Printer, nothing: str) -> tuple[str, str]:
+def _ends(span: Span, printer: Printer, nothing: str) -> tuple[str, str]:
     """First tile and past-last tile; the latter is `nothing` where there are no tiles."""
     first, last = printer(span.first), printer(span.last)
     if span.guard != E.ALWAYS:

@@ -331,7 +331,6 @@ class KernelSpec:
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
-            "DOCUMENT_ROWS": self.by_documents,
         }  # fmt: skip
         return tuple(name for name, is_on in on.items() if is_on)
 
@@ -612,6 +611,8 @@ class TileText:
     """Expressions over these."""
     static_part: bool
     """Whether the formulas only contain terms with data: static lists cover the rest."""
+    comment: tuple[str, ...] = ()
+    """Lines of the formula of a pair."""
 
 
 class SegmentPlaces(NamedTuple):
@@ -631,6 +632,9 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
+    length_threads: int = abi.LENGTH_THREADS
+    length_blocks: int
+    """Threads and blocks of the launch that makes lists from lengths alone."""
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS

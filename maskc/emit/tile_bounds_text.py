@@ -12,7 +12,7 @@ from functools import reduce
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.tile_bounds import Span, TileBounds, Verdict
-from maskc.core.widths import is_list
+from maskc.core.widths import ID_LIST, is_list
 from maskc.emit.spec import TileText
 
 Text = str | int | bool
@@ -118,7 +118,7 @@ class TextLeaves:
     def load(self, node: E.Load, index: tuple[Span, ...]) -> Span:
         if is_list(node.array):
             ((low, high),) = index
-            text = f"listed_between(m.l{node.array.removeprefix('ids.')}, {low}, {high})"
+            text = f"listed_between(m.l{node.array.removeprefix(ID_LIST)}, {low}, {high})"
         else:
             text = self._load(node, index)
         name = self._do.named("struct Span", text)

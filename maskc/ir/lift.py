@@ -6,7 +6,7 @@ So does zero where nothing is added or compared with, `q == k` or `q // 64 == k 
 the comparisons of two array elements that intervals and trees consist of. Whatever depends on
 lengths or parameters becomes an argument wherever it stands, so a predicate reads nothing but q, k
 and arguments. Ids are arguments, too, while they are few; more of them are bits that the kernel
-reads from an array `ids.0`, `ids.1`, ..., which is made anew for every call.
+reads from an array `ids:0`, `ids:1`, ..., which is made anew for every call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 from maskc.core import expr as E
 from maskc.core.bundle import IdList
 from maskc.core.expr import Expr
-from maskc.core.widths import highest, lowest, magnitude
+from maskc.core.widths import ID_LIST, highest, lowest, magnitude
 from maskc.ir.id_lists import FEW_RANGES
 
 _NEAR = 4
@@ -40,7 +40,7 @@ class Lifted:
     counts: frozenset[str] = frozenset()
     """The arguments that are never negative."""
     lists: tuple[IdList, ...] = ()
-    """The ids of `ids.0`, `ids.1`, ..."""
+    """The ids of `ids:0`, `ids:1`, ..."""
 
 
 @lru_cache(maxsize=1 << 8)
@@ -138,7 +138,7 @@ class _Lifter:
             if not self.blank:
                 self.lists.append(IdList(low, high, node.ranges))
             index = self._inner(E.sub(value, low))
-            return E.Cmp("!=" if node.inside else "==", E.Load(f"ids.{number}", (index,)))
+            return E.Cmp("!=" if node.inside else "==", E.Load(f"{ID_LIST}{number}", (index,)))
         if not few:
             return E.Member(self._inner(value), node.ranges, node.inside)
         others = E.linear(0, [(c, self._inner(t)) for c, t in rest])

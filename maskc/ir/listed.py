@@ -21,8 +21,7 @@ from maskc.core.expr import Expr
 from maskc.core.listed import Listed
 from maskc.ir.decompose import decompose
 from maskc.ir.pieces_data import simplified
-from maskc.ir.relayout import RelayoutPart
-from maskc.ir.types import MaskIR
+from maskc.ir.types import MaskIR, MaskPart
 
 _FEWEST = 3
 """Ranges of ids from which on they are scattered."""
@@ -30,7 +29,7 @@ _LENGTH = 4096
 """The default of parameters that stand for lengths."""
 
 
-def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
+def listed_parts(ir: MaskIR) -> tuple[MaskPart[MaskIR], ...]:
     """The mask without its lists, then the listed keys, then the listed queries; empty if the
     mask has no such lists, is nothing without them, or reads other data."""
     flags = {decl.arrays[0] for decl in ir.data if decl.kind is DataKind.flags}
@@ -42,7 +41,7 @@ def listed_parts(ir: MaskIR) -> tuple[RelayoutPart, ...]:
     base = _given(ir.keep, among, False)
     if not among or base == E.NEVER or E.arrays(_given(base, among, False)):
         return ()
-    parts = [RelayoutPart(1, _mask(ir, simplified(base)))]
+    parts = [MaskPart(1, _mask(ir, simplified(base)))]
     of_others = ir.keep if rows is None else _given(ir.keep, [rows], False)
     if keys is not None:
         more = E.conj(_given(of_others, [keys], True), E.negate(_given(of_others, [keys], False)))
@@ -79,7 +78,7 @@ def _given(keep: Expr, atoms: Iterable[Expr], listed: bool) -> Expr:
     return E.substitute(keep, {atom: E.Truth(listed) for atom in atoms})
 
 
-def _over(ir: MaskIR, listed: Listed, keep: Expr) -> list[RelayoutPart]:
+def _over(ir: MaskIR, listed: Listed, keep: Expr) -> list[MaskPart[MaskIR]]:
     """The part over the rows of a list; none where it keeps no pair."""
     if keep == E.NEVER:
         return []
@@ -90,7 +89,7 @@ def _over(ir: MaskIR, listed: Listed, keep: Expr) -> list[RelayoutPart]:
     if E.arrays(listed.among) and listed.side == "k":  # sequences may have lists of other lengths
         keep = E.conj(keep, E.ge(E.K, E.ZERO))
     keep_over = E.substitute(keep, {token: place, length: E.Param(of_all, _LENGTH)})
-    return [RelayoutPart(1, _mask(ir, keep_over, listed), listed=listed)]
+    return [MaskPart(1, _mask(ir, keep_over, listed), listed=listed)]
 
 
 def _mask(ir: MaskIR, keep: Expr, listed: Listed | None = None) -> MaskIR:

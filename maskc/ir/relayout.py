@@ -23,7 +23,6 @@ from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.errors import DecompositionBroken
 from maskc.core.expr import Expr
-from maskc.core.listed import Listed
 from maskc.ir.decompose import decompose
 from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
@@ -31,7 +30,7 @@ from maskc.ir.pieces_lattice import T_K, T_Q, C, J
 from maskc.ir.pieces_read import PieceReader, Unreadable, whole
 from maskc.ir.sampled_rows import move_along, sampled_rows
 from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain, isl_names
-from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
+from maskc.ir.types import Band, Lattice, MaskIR, MaskPart, Origin, Piece, PieceKind
 
 _FEWEST_SLASHES = 4
 """Slashes from which on they are regrouped because they are a band together."""
@@ -43,23 +42,6 @@ _N_KV_OF_ALL = E.Param(N_KV_OF_ALL, 4096)
 _D = E.Sym("d")
 _DISTANCE = E.linear(0, ((1, E.Q), (1, E.N_KV), (-1, E.N_Q), (-1, E.K)))
 _TEXT = "q + n_kv - n_q - k"
-
-
-@dataclass(frozen=True)
-class RelayoutPart:
-    """Pieces of a mask that run together."""
-
-    stride: int
-    """1: the part runs over the tokens as they are; s >= 2: over each residue class modulo s."""
-    ir: MaskIR
-    """The mask that runs, in pieces: of the tokens, or of every class with its own lengths."""
-    aligned: bool = False
-    """Whether this holds only where the stride divides n_kv - n_q."""
-    keys: int | None = None
-    """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
-    N_KV_OF_ALL. None: see `stride`."""
-    listed: Listed | None = None
-    """The tokens whose rows it runs over in place of all queries, or keys; see ir/listed."""
 
 
 # ------------------------------------------------------------------ parts
@@ -77,7 +59,7 @@ def alone(extents: Extents) -> Mapping[int, int]:
     return {stride: stride for stride in extents}
 
 
-def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
+def parts(ir: MaskIR, choose: Choose = alone) -> tuple[MaskPart[MaskIR], ...]:
     """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
     They come in ascending order of their stride, and those over the keys of one residue come last.
@@ -102,14 +84,14 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
         lanes = {}
     moved |= lanes.keys()
     if not moved:
-        return (RelayoutPart(1, ir),)
+        return (MaskPart(1, ir),)
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
-    made = [RelayoutPart(1, _remaining(ir, rest))] if rest else []
-    made += [RelayoutPart(group.stride, _inner(ir, group), group.aligned) for group in groups]
+    made = [MaskPart(1, _remaining(ir, rest))] if rest else []
+    made += [MaskPart(group.stride, _inner(ir, group), group.aligned) for group in groups]
     for stride, masks in lanes.values():
         for residue, keep in masks.items():
             inner = decompose(MaskIR(keep, (), (), ir.declared))
-            made.append(RelayoutPart(stride, inner, keys=residue))
+            made.append(MaskPart(stride, inner, keys=residue))
     return tuple(made)
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
+from maskc.core.listed import Listed
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
+
+T = TypeVar("T")
+Other = TypeVar("Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +189,25 @@ class MaskIR:
             for formula in selection.allowed:
                 defaults |= params(formula)
         return dict(sorted(defaults.items()))
+
+
+@dataclass(frozen=True)
+class MaskPart(Generic[T]):
+    """Pieces of a mask that run together, at any stage of the compiler."""
+
+    stride: int
+    """1: the part runs over the tokens as they are; s >= 2: over each residue class modulo s."""
+    inner: T
+    """The mask that runs, of the tokens or of every class with its own lengths: in pieces, then
+    analysed, then planned."""
+    aligned: bool = False
+    """Whether this holds only where the stride divides n_kv - n_q."""
+    keys: int | None = None
+    """The residue, modulo the stride, of the keys that all queries meet; the mask then speaks of
+    N_KV_OF_ALL. None: see `stride`."""
+    listed: Listed | None = None
+    """The tokens whose rows it runs over in place of all queries, or keys; see ir/listed."""
+
+    def over(self, inner: Other) -> MaskPart[Other]:
+        """Return the part at a later stage."""
+        return MaskPart(self.stride, inner, self.aligned, self.keys, self.listed)

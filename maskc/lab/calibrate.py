@@ -123,10 +123,10 @@ def calibrate(
     gpu = first_card()
     chosen = Target.named(target)
     if gpu is None:
-        raise NoDevice(target, "this machine has none")
+        raise NoDevice(f"target {target}", "this machine has none")
     if card_of(target) is None or not runs(chosen, 0):
         fault = f"{gpu.name} has one kernel for each pass: no cost model chooses there"
-        raise NoDevice(TARGET, fault)
+        raise NoDevice(f"target {TARGET}", fault)
     try:
         import torch
     except ImportError as error:

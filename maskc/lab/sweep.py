@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import exp, log
 from statistics import linear_regression
+from typing import Any
 
 from maskc.core.target import Target
 from maskc.lab.bench import Row, bench_mask, short
@@ -126,6 +127,27 @@ class Growth:
             yield f"{head}: time grows as {mine} from {span}, predicted {predicted}; {others}"
         for crossover in self.crossovers:
             yield f"{head}: {crossover}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurements of some masks."""
+
+    rows: list[Row]
+    notes: list[str]
+    growths: list[Growth]
+    """The exponents of sweeps."""
+    about: dict[str, object]
+    """The machine, and the rivals."""
+    command: str = ""
+    """The command that repeats it; empty if nothing was timed."""
+
+    def plain(self) -> dict[str, Any]:
+        """The value as JSON has it."""
+        fields: dict[str, Any] = {"environment": self.about, "rows": self.rows, "notes": self.notes}
+        if self.growths:
+            fields["growth"] = [asdict(growth) for growth in self.growths]
+        return fields
 
 
 def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> list[Growth]:

@@ -12,6 +12,7 @@ from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.ir.selecting import place_of
+from maskc.ir.types import MaskPart
 from maskc.plan.cost import costs_of, when
 from maskc.plan.families.family import Along
 from maskc.plan.families.score_tables import reads_tables
@@ -20,7 +21,7 @@ from maskc.plan.forms import device_data, device_documents, device_topk, grid_bo
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
 from maskc.plan.forms.tiles import check_rows, plan_tiles, selects_in_own_tiles
-from maskc.plan.types import KernelPlan, PlannedPart, selections
+from maskc.plan.types import KernelPlan, selections
 
 
 def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
@@ -103,7 +104,7 @@ def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     return _with_choice(main, alternatives)
 
 
-def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
+def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[MaskPart[KernelPlan], ...]:
     """The parts of the one mask that all heads share, if some run over residue classes of the
     tokens, or over listed tokens.
 
@@ -113,12 +114,7 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
     regrouped = any(part.stride > 1 and part.keys is None for part in heads.parts)
     if problem.dropout or (problem.score is not None and regrouped):
         return ()
-    return tuple(
-        PlannedPart(
-            part.stride, _part(part.heads, problem, target), part.aligned, part.keys, part.listed
-        )
-        for part in heads.parts
-    )
+    return tuple(part.over(_part(part.inner, problem, target)) for part in heads.parts)
 
 
 def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
@@ -153,9 +149,10 @@ def _goes_along(source: Along, main: KernelPlan) -> bool:
     is no other."""
     if _in_named_tile(main) and source[:2] == (main.target.name, main.direction):
         return False
-    if not family_of(main.target).has(source.form, main.padded):
+    padded = TARGETS[source.target].padded(main.problem, source.direction, source.form)
+    if not family_of(main.target).has(source.form, padded):
         return False
-    if source.form == TINY and main.padded != main.problem:
+    if source.form == TINY and padded != main.problem:
         return False
     if source.direction not in TARGETS[source.target].passes(main.problem):
         return False

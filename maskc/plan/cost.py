@@ -279,7 +279,7 @@ def items_of(
 
 def _listed_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[ListedLines]:
     """The lists of a mask in parts over listed tokens; masks in parts read no data here."""
-    lists = ((part.listed, part.plan) for part in plan.parts if part.listed is not None)
+    lists = ((part.listed, part.inner) for part in plan.parts if part.listed is not None)
     return [
         ListedLines(listed, part.masks[0].recipe.keep, tokens_of(listed, n_q, n_kv, {}, {})[0])
         for listed, part in (lists if n_q and n_kv else ())
@@ -291,7 +291,7 @@ def _of_listed(
     direction: Direction,
 ) -> Facts:  # fmt: skip
     """The tiles of a source of a mask in parts over listed tokens, as calls count them."""
-    base = plan.parts[0].plan
+    base = plan.parts[0].inner
     plans = (base, *base.alternatives)
     recipes = (other.masks[0].recipe for other in plans if other.tile == source.tile)
     recipe = next(recipes, LayoutRecipe(source.tile, base.masks[0].recipe.keep, None))
@@ -323,7 +323,7 @@ def _over_classes(
                 launched = heads * view.count
                 counted = partial(_counted, tiles=tiles, heads=launched)
                 of_view = (view.n_q, view.n_kv, direction, counted, turn > 0, launched)
-                yield Launched(least(_programs(part.plan, *of_view)), view.count)
+                yield Launched(least(_programs(part.inner, *of_view)), view.count)
 
 
 def _over_listed(
@@ -342,5 +342,5 @@ def _over_listed(
             tiles = partial(layout_at, params=of_all(n_q, n_kv), arrays=arrays)
             counted = partial(_counted, tiles=tiles, heads=heads)
             of_part = (*lengths, direction, counted, accumulates, heads)
-            programs = _programs(parts[side].plan, *of_part)
+            programs = _programs(parts[side].inner, *of_part)
             yield Launched(least(programs))

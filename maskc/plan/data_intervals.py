@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.gathering import Span
 from maskc.core.problem import TileShape
 from maskc.core.widths import INDEX
-from maskc.plan.ranges import TileRange, one_range
+from maskc.plan.ranges import one_range
 
 MOST = 4
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
@@ -33,7 +34,7 @@ _ROWS = ((E.Q, E.K, E.Sym("ti")), (E.K, E.Q, E.Sym("tj")))
 class DataInterval:
     """An interval of columns of a row inside a run, with a condition on single columns."""
 
-    span: TileRange
+    span: Span
     """Over ti (a query) or tj (a key), `run`, and elements of arrays there."""
     column: Expr
     """The condition under which a column counts, over k (over q if rows are keys)."""
@@ -104,7 +105,7 @@ def _of_term(term: Expr, along: int, alike: dict[Expr, None]) -> DataInterval | 
         return None
     here: dict[Expr, Expr] = {row: place, column: RUN}
     guard = E.substitute(E.conj(*guards), here)
-    return DataInterval(TileRange(E.conj(guard, span.guard), span.first, span.last), E.conj(*alone))
+    return DataInterval(Span(E.conj(guard, span.guard), span.first, span.last), E.conj(*alone))
 
 
 def _loads(expr: Expr) -> Iterable[E.Load]:
@@ -138,7 +139,7 @@ def _of_run(part: Expr, row: str, column: str) -> list[Expr] | None:
     return factors
 
 
-def _solved(parts: list[Expr], along: int) -> TileRange | None:
+def _solved(parts: list[Expr], along: int) -> Span | None:
     """Solve a conjunction for the columns of a row with isl, with a parameter for each element;
     None if the columns are not consecutive."""
     row, column, place = _ROWS[along]
@@ -159,7 +160,7 @@ def _solved(parts: list[Expr], along: int) -> TileRange | None:
         return None
     if any(name in E.walk(end) for end in (first, last) for name in back):
         first, last = (_end(E.substitute(_spread(end), back)) for end in (first, last))
-    return TileRange(guard, first, last)
+    return Span(guard, first, last)
 
 
 def _spread(end: Expr, more: int = 0) -> Expr:

@@ -139,7 +139,7 @@ _LONGEST_PART = 200
 def _part_lines(plan: KernelPlan) -> Iterator[str]:
     """Yield lines about the parts of a mask; nothing for a mask that always runs as a whole."""
     for part in plan.parts:
-        part_plan, mask = part.plan, part.plan.masks[0]
+        part_plan, mask = part.inner, part.inner.masks[0]
         lists = "closed-form tile ranges" if part_plan.use_ranges else "tile lists in memory"
         where = f"residue classes modulo {part.stride}" if part.stride > 1 else "tokens as they are"
         if part.keys is not None:

@@ -8,13 +8,14 @@ from functools import lru_cache
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.gathering import Span
 from maskc.core.problem import TileShape
 from maskc.ir.lift import Lifted
 from maskc.ir.sampled_rows import have_gaps, sampled_rows
 from maskc.ir.selecting import chosen
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance
-from maskc.plan.ranges import TileRange, one_range, row_ranges
+from maskc.plan.ranges import one_range, row_ranges
 
 MOST = 6
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
@@ -30,9 +31,9 @@ _PAIR = TileShape(1, 1)
 class Interval:
     """Consecutive pairs: intervals of one mask may overlap."""
 
-    keys: TileRange
+    keys: Span
     """The keys of a query, which the formulas call `ti`."""
-    queries: TileRange
+    queries: Span
     """The queries of a key, `tj`."""
     chosen: bool | None = None
     """True: only chosen pairs of it count; False: only pairs that were not chosen; None: all

@@ -6,15 +6,17 @@ wait for blocks with a lower index, so these steps need no separate launches.
 
 from __future__ import annotations
 
-from maskc.core.abi import LIST_THREADS
+from maskc.core.abi import LENGTH_THREADS, LIST_THREADS
 from maskc.core.bundle import Grid, Launch
 
 THREADS = LIST_THREADS
 BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
+LENGTH_BLOCKS = 2
+"""The blocks that it has room for, if they make lists from lengths alone."""
 
 MAKE_LISTS = Launch("make_lists", Grid.lists, THREADS)
-LISTS_OF_LENGTHS = Launch("lists_of_lengths", Grid.lists, THREADS)
+LISTS_OF_LENGTHS = Launch("lists_of_lengths", Grid.lists, LENGTH_THREADS)
 """In the place of the launch before, if cumulative lengths alone decide the lists: blocks do not
 wait for each other (templates/common/lib/lists_of_lengths.cuh)."""
 SPOIL_RESULTS = Launch("spoil_results", Grid.results, THREADS)

@@ -22,11 +22,12 @@ from maskc.core.layout import FULL
 from maskc.core.listed import Listed
 from maskc.core.problem import Direction
 from maskc.dispatch.residue_split import obstacle
+from maskc.ir.types import MaskPart
 from maskc.layout import views
 from maskc.layout.work.tile_counts import adders_of
 from maskc.plan.cost import choice, layout_at, runs_in_parts
 from maskc.plan.families.table import family_of
-from maskc.plan.types import Gathering, KernelPlan, PlannedMask, PlannedPart
+from maskc.plan.types import Gathering, KernelPlan, PlannedMask
 
 _P = E.Sym("p")
 _POSITION = "p = q + n_kv - n_q"
@@ -102,17 +103,17 @@ def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None
 def _in_parts(plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
     for number, part in enumerate(plan.parts, start=1):
         where, part_of = _of_part(part, at)
-        taken = _taken(part.plan, part_of, direction)
+        taken = _taken(part.inner, part_of, direction)
         if taken is not None:
             yield f"# part {number} of {len(plan.parts)}: {where}"
-            yield from _nest(part.plan, taken, part_of, direction)
+            yield from _nest(part.inner, taken, part_of, direction)
     if len(plan.parts) > 1 and direction is Direction.forward:
         yield "out, lse = those of the parts, joined as softmax joins tiles"
     elif len(plan.parts) > 1:
         yield "dQ, dK, dV = the sums over the parts"
 
 
-def _of_part(part: PlannedPart, at: _At) -> tuple[str, _At]:
+def _of_part(part: MaskPart[KernelPlan], at: _At) -> tuple[str, _At]:
     """(which tokens a part runs over, their lengths)."""
     params = {N_KV_OF_ALL: at.n_kv}
     if part.listed is not None:

@@ -16,34 +16,25 @@ from maskc.analysis.tiles import solid_tiles, tile_classes
 from maskc.core import expr as E
 from maskc.core.bundle import TileLoop
 from maskc.core.expr import Expr
+from maskc.core.gathering import Span
 from maskc.core.problem import TileShape
 from maskc.ir.sets import TooHard, Universe, budget
 from maskc.plan.recipe import NotALoop, tile_loops
 
 
 @dataclass(frozen=True, slots=True)
-class TileRange:
-    """first <= tile < last if `guard` holds, otherwise no tile; formulas over ti (or tj)."""
-
-    guard: Expr
-    first: Expr
-    last: Expr
-    """Past the end."""
-
-
-@dataclass(frozen=True, slots=True)
 class RowRange:
     """The live and the certainly full tiles of one tile row (or column)."""
 
-    live: TileRange
-    full: TileRange
+    live: Span
+    full: Span
 
 
 _OPERATIONS = 200_000
 """Limit on isl operations for ranges. For masks of grids up to three searches fail, and each would
 take a second with five times as many operations."""
 
-NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
+NOTHING = Span(E.ALWAYS, E.ZERO, E.ZERO)
 
 
 def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None:
@@ -75,7 +66,7 @@ def _ranges(shape: Expr, tile: TileShape, sides: tuple[int, ...]) -> tuple[RowRa
         return None
 
 
-def _single(tiles: isl.Set, tile: TileShape, along: int) -> TileRange:
+def _single(tiles: isl.Set, tile: TileShape, along: int) -> Span:
     """The one consecutive loop that visits these tiles.
 
     Raises:
@@ -89,4 +80,4 @@ def _single(tiles: isl.Set, tile: TileShape, along: int) -> TileRange:
     if len(loops) > 1 or loops[0].step != 1:
         raise NotALoop("more than one loop, or a stride")
     loop = loops[0]
-    return TileRange(loop.guard, loop.first, E.add(loop.last, E.const(1)))
+    return Span(loop.guard, loop.first, E.add(loop.last, E.const(1)))

@@ -11,14 +11,13 @@ from maskc.core.bundle import LayoutRecipe, Mode, TensorMap, WorkList
 from maskc.core.cost import Cost
 from maskc.core.expr import Expr
 from maskc.core.forms import TINY
-from maskc.core.gathering import Gather, Span
-from maskc.core.listed import Listed
+from maskc.core.gathering import Gather
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.grid import grid_mask
 from maskc.ir.lift import Lifted
-from maskc.ir.types import MaskIR
+from maskc.ir.types import MaskIR, MaskPart
 from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
@@ -122,21 +121,6 @@ def selections(masks: tuple[PlannedMask, ...]) -> tuple[Selection, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedPart:
-    """Pieces of a mask that run together."""
-
-    stride: int
-    """1: over the tokens as they are; s >= 2: over those of each residue class modulo s."""
-    plan: KernelPlan
-    aligned: bool
-    """Whether it is so only where the stride divides n_kv - n_q."""
-    keys: int | None = None
-    """Over all queries and the keys of this residue; None: see `stride`."""
-    listed: Listed | None = None
-    """Over the packed rows of these tokens; None: see `stride`."""
-
-
-@dataclass(frozen=True, slots=True)
 class KernelPlan:
     """Everything emit needs."""
 
@@ -162,7 +146,7 @@ class KernelPlan:
     """The form; it distinguishes the plans of one target and pass between which a call chooses."""
     costs: tuple[Cost, ...] = ()
     """The costs by mode, if a call has a choice."""
-    parts: tuple[PlannedPart, ...] = ()
+    parts: tuple[MaskPart[KernelPlan], ...] = ()
     """The parts of the mask, possibly over residue classes; none if that does not help or the
     family cannot."""
     documents: bool = False
@@ -258,6 +242,5 @@ class Gathering:
         values: dict[Expr, Expr] = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
         spans = (span.keys for span in self.alongside.spans or ())
         return Gather(self.constants, tuple(
-            Span(*(E.substitute(x, values) for x in (span.guard, span.first, span.last)))
-            for span in spans
+            span.substituted(values) for span in spans
         ), tuple(rest for formula in self.formulas for rest in formula.lifted.rests))  # fmt: skip

@@ -33,7 +33,6 @@ from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
     PlanOptions,
     alpha_less_1,
-    in_order,
     joining,
     numbers,
     over_pages,
@@ -183,14 +182,12 @@ class Passes(ABC):
         q, k, v, options, data, into, _, _, _, _, earlier, backward, order = call
         given = [q, k, v]
         asked, scalars = _USUAL, None
-        if not (options is DEFAULTS or options is WITH_LSE):
-            asked, scalars = _asked(options, _QKV, given)
+        if order is not None or not (options is DEFAULTS or options is WITH_LSE):
+            asked, scalars = _asked(options, order, _QKV, given)
         for more in opened:
             asked = asked if more.pages is None else over_pages(asked, more.pages)
         if earlier is not None:
             asked = joining(asked)
-        if order is not None:
-            asked = in_order(asked, order)
         plan, lib, places = self._begin(asked, given, data, backward)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -240,9 +237,7 @@ class Passes(ABC):
         if not self._is_plain:
             call, opened = self._opened(call)
         given = [call.q, call.k, call.v, call.out, call.dout, call.lse]
-        asked, scalars = _asked(call.options, _BACKWARD, given)
-        if order is not None:
-            asked = in_order(asked, order)
+        asked, scalars = _asked(call.options, order, _BACKWARD, given)
         plan, lib, places = self._begin(asked, given, call.data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -394,8 +389,7 @@ class Passes(ABC):
             for number, x in enumerate(forward.outputs[:2])
         )
         arrays = [q, *others, out, out, lse]
-        asked, _ = _asked(options, _BACKWARD, arrays)
-        asked = asked if order is None else in_order(asked, order)
+        asked, _ = _asked(options, order, _BACKWARD, arrays)
         return self._planner.missing(asked, arrays, bound)
 
     # -------------------------------------------------------------- data
@@ -455,7 +449,7 @@ class Passes(ABC):
 
 
 def _asked(
-    options: CallOptions, names: tuple[str, ...], given: list[Any]
+    options: CallOptions, order: Order | None, names: tuple[str, ...], given: list[Any]
 ) -> tuple[PlanOptions, Numbers]:
     """(what the plan of a pass depends on, the numbers of a call).
 
@@ -469,4 +463,5 @@ def _asked(
     is_softmax = alpha is None and normalizer == "softmax"
     alpha_1 = 0.0 if is_softmax else alpha_less_1(normalizer, alpha)
     exactly = bool(deterministic)
-    return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), scalars
+    asked = plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly, order=order)
+    return asked, scalars

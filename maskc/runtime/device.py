@@ -71,10 +71,10 @@ def on_this_card(bundle: Bundle) -> Bundle:
 
     Returns the same object if the bundle was planned with these costs.
     """
-    gpu = first_card()
+    targets = {unit.target for unit in bundle.units}.intersection(CUDA)
+    gpu = first_card() if targets else None  # a process that asks the driver cannot be forked
     if gpu is None:
         return bundle
-    targets = {unit.target for unit in bundle.units}
     if all(coefficients(name, gpu) is measured(name) for name in targets):
         return bundle
     return priced(bundle, partial(coefficients, gpu=gpu))

@@ -8,9 +8,9 @@ seed costs nothing. `reference/dropout.py` defines which weights are kept.
 from __future__ import annotations
 
 import operator
-import struct
 from typing import Any
 
+from maskc.core.abi import DROPOUT_FIELDS, packer
 from maskc.core.attention_call import AttentionCall
 from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
 from maskc.core.errors import DropoutSeed, WrongDevice
@@ -18,8 +18,7 @@ from maskc.core.tensors import HOST, torch_of
 from maskc.runtime.arrays.known import array_of
 from maskc.runtime.launch.prepared import OpenedCall
 
-_BLOCK = struct.Struct("Pqif2i")
-"""core/abi.DROPOUT."""
+_BLOCK = packer(DROPOUT_FIELDS)
 _SIGN, _WORDS = 1 << 63, 1 << 64
 
 

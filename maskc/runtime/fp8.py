@@ -7,11 +7,11 @@ default kernels run: in fp32 on a CPU, in bfloat16 on other cards.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
+from maskc.core.abi import FP8_FIELDS, packer
 from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions
 from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import BadOption, BadShape, TargetNotBuilt, WrongDevice, WrongDType
@@ -22,8 +22,7 @@ from maskc.runtime.arrays.known import LIBRARIES, array_of, check_ranks, library
 from maskc.runtime.launch.prepared import OpenedCall
 
 FACTORS = ("q_descale", "k_descale", "v_descale")
-_BLOCK = struct.Struct("PPPP")
-"""core/abi.FP8_FIELDS."""
+_BLOCK = packer(FP8_FIELDS)
 _REMEDY = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
 
 

@@ -227,17 +227,22 @@ class ListedParts:
         if self._in_parts is not None:
             return self._in_parts
         sizes = place.sizes
-        if any(over.lists > 1 for over in lists):
-            base = self._parts[0].bundle.variants[0].recipe(unit.tile)
-            return is_thin(base, bound.params, sizes.n_q, sizes.n_kv)
         variants = [part.bundle.variants[0] for part in self._parts]
+        read = {name for over in lists for name in E.arrays(variants[over.number].keep)}
+        flags = {name: bound.arrays[name] for name in sorted(read & set(bound.arrays))}
+        sequences = [over.lists for over in lists] + [len(np.atleast_2d(x)) for x in flags.values()]
+        if max(sequences) > 1:
+            return is_thin(variants[0].recipe(unit.tile), bound.params, sizes.n_q, sizes.n_kv)
+        flags = {name: np.atleast_2d(x)[0] for name, x in flags.items()}
         lines = [
             ListedLines(over.listed, variants[over.number].keep, over.tokens[0]) for over in lists
         ]
         lengths = sizes.n_q, sizes.n_kv, wanted.direction
 
         def facts(source: SourceUnit) -> Facts:
-            return whole_facts(variants[0].recipe(source.tile), lines, bound.params, *lengths)
+            return whole_facts(
+                variants[0].recipe(source.tile), lines, bound.params, *lengths, flags
+            )
 
         def parts(whole: Emitted) -> Emitted:
             launches = (Launched(run.program) for run in planning.runs.values())

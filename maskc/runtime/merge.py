@@ -17,6 +17,7 @@ from maskc.core.tensors import (
     layout_of,
     layouts_of,
     lse_shape,
+    not_an_array,
 )
 from maskc.runtime.arrays.known import cast_like, module_of, widened
 from maskc.runtime.autograd import kind_of
@@ -110,6 +111,8 @@ def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:
     """Raise an error for arrays of several libraries: gradients or results would be lost."""
     pieces = (("outs", outs), ("lses", lses))
     (first, given), *others = ((f"{n}[{i}]", x) for n, xs in pieces for i, x in enumerate(xs))
+    if not hasattr(given, "shape"):
+        raise not_an_array(first, given, at=first)
     for name, x in others:
         if module_of(x) is not module_of(given):
             raise MixedLibraries(first, kind_of(given), name, kind_of(x), at=name)

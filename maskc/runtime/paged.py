@@ -6,17 +6,14 @@ call, and page tables are in a block behind `struct Attention`.
 
 from __future__ import annotations
 
-import struct
 from typing import Any, NamedTuple
 
+from maskc.core.abi import PAGE_FIELDS, POOL_FIELDS, packer
 from maskc.core.attention_call import AttentionCall
 from maskc.dispatch.options import Pages
 from maskc.runtime.launch.prepared import OpenedCall
 
-BLOCK = struct.Struct("PPPi4x")
-"""core/abi.PAGE_FIELDS."""
-_POOL_BLOCK = struct.Struct("PPqqqqPff")
-"""core/abi.POOL_FIELDS."""
+BLOCK, _POOL_BLOCK = packer(PAGE_FIELDS), packer(POOL_FIELDS)
 TABLES = "page tables"
 """Under this name calls pass PageTables among the data; no mask reads it."""
 

@@ -99,7 +99,7 @@ class RepeatedPass:
                 _, space = library.empty(q, self._workspace)
             pointers = (*tensors, *before[len(tensors) : DELTA], space, *before[_OPTIONS])
         sent = lists.usual.with_block(block)
-        if kept is None or lists.fresh or (plan.after and not lists.sound):
+        if kept is None or lists.fresh or not lists.sound:
             lists.sent = sent
             call.run(lists, pointers, numbers, stream)
             return True

@@ -75,7 +75,7 @@ def _torch_normal(shapes: tuple[tuple[int, ...], ...], dtype: str, device: str) 
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise NoDevice("of this kernel", "PyTorch finds none", at="target")
+        raise NoDevice("this kernel", "PyTorch finds none", at="target")
     seeded = torch.Generator(device=device).manual_seed(_SEED)
     return [
         torch.randn(shape, generator=seeded, device=device, dtype=torch.float32).to(

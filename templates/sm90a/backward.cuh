@@ -123,7 +123,7 @@ struct Source {
 // Shared memory of a block. maskc/plan/families/sm90a_backward.py plans its size.
 struct Shared {
     unsigned char k[K_BYTES], v[V_BYTES];
-    unsigned char q[STAGES][Q_BYTES], dout[STAGES][DOUT_BYTES];
+    unsigned char q[STAGES][Q_BYTES], dout[DOUT_STAGES][DOUT_BYTES];
 #if FOLDED
     // bf16 pieces of lse and delta. They must not come last: WGMMA reads them as if they were twice
     // as long.
@@ -151,7 +151,8 @@ struct Shared {
     float low[STAGES][TILE_Q], end[STAGES][TILE_Q];  // thresholds; `end` holds integers
 #endif
     u64 column_full, column_free;
-    u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
+    u64 q_full[STAGES], q_free[STAGES];
+    u64 dout_full[DOUT_STAGES], dout_free[DOUT_STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS], dq_added, dq_seen, column_settled;
     struct Item item[ITEMS];
     struct Source source;  // the head whose steps are being loaded
@@ -164,14 +165,16 @@ static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
 
 #include "common/lib/memory.cuh"
 
-// Ring of one or two slots in shared memory.
+// Ring of one or two slots in shared memory. dout may have fewer slots than q: see dout_at.
 template <u32 COUNT>
 struct Ring {
     u32 steps = 0;
     FN u32 at() const { return steps % COUNT; }
     FN u32 phase() const { return steps / COUNT % 2; }  // parity
+    FN u32 phase_of_dout() const { return steps / DOUT_STAGES % 2; }
     FN void next() { steps++; }
 };
+FN u32 dout_at(u32 at) { return at % DOUT_STAGES; }
 
 #if WITH_PAIR_RING && PAIR_RING
 FN struct PairRing &pair_ring() { return shared_memory().pairs; }
@@ -189,9 +192,9 @@ FN void initialize(struct Shared &shared) {
     barrier_init(shared.column_settled, 1);
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared.q_full[i], 1);
-        barrier_init(shared.dout_full[i], 1);
+        barrier_init(shared.dout_full[dout_at(i)], 1);
         barrier_init(shared.q_free[i], GROUPS);
-        barrier_init(shared.dout_free[i], GROUPS);
+        barrier_init(shared.dout_free[dout_at(i)], GROUPS);
     }
     for (int i = 0; i < GROUPS; i++) {
         barrier_init(shared.dq_full[i], 4);  // warps
@@ -271,7 +274,7 @@ FN const float *delta_in(const struct Shared &shared, u32 at, i32 group) {
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
                  const Ring<STAGES> &stage, i32 group) {
     const u32 at = stage.at();
-    wait(shared.dout_full[at], stage.phase());
+    wait(shared.dout_full[dout_at(at)], stage.phase_of_dout());
     if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
     begin_scores<STEPS_V>(dp, tiles.k + TO_V, tiles.q + TO_DOUT + dout_stage(at), tiles, at, true);
 }
@@ -361,6 +364,18 @@ FN struct Column column_in(const struct Item &item) {
 
 #include "sm90a/lib/backward_store.cuh"
 
+#if SPLIT_KEYS
+// Waits for the product that reads dout, with PENDING younger ones. WIDE_SUMS: before dq needs the
+// registers of p.
+template <int PENDING>
+FN void finish_dv(ValueGradient &dv, Pairs &p, struct Shared &shared, u32 at, bool keeps) {
+    products_wait<PENDING>();
+    fence_operand(dv);
+    fence_operand(p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[dout_at(at)]);
+}
+#endif
+
 // Processes one query tile: adds its contributions to dk, dv and dq. No WGMMA is in flight before
 // or after. `keeps`: do not release the stage to the producer thread; the epilogue still needs it.
 FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
@@ -419,7 +434,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     products_wait<1>();
     fence_operand(dv);
     fence_operand(kept.p);
-    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[dout_at(at)]);
     products_wait<0>();
     fence_operand(dk);
     fence_operand(ds);
@@ -434,12 +449,12 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     publish_writes();
     const struct Turn turn = turn_in(shared, at, step);
     sync_both();
+#if SPLIT_KEYS
+    if (WIDE_SUMS) finish_dv<0>(dv, kept.p, shared, at, keeps);
+#endif
     begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
-    products_wait<1>();
-    fence_operand(dv);
-    fence_operand(kept.p);
-    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    if (!WIDE_SUMS) finish_dv<1>(dv, kept.p, shared, at, keeps);
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
 #if ADDS_DIAGONALS
     add_step(shared, p, step, at, column.tile);
@@ -470,6 +485,9 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
         add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
 #if HALF_SHARE
+    products_wait<0>();  // before the half needs the registers of ds
+    fence_operand(dk);
+    fence_operand(ds);
     QueryHalf half;
     begin_dq(half, tiles, at, tiles.k_half);
     products_wait<0>();
@@ -484,7 +502,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     fence_operand(ds);
 #else
     fence_operand(dv);
-    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[dout_at(at)]);
 #endif
 #endif
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.q_free[at]);
@@ -516,7 +534,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         // `column`.
         if (column.steps == 0 && thread == 0) arrive(shared.column_free);
         if (ALONE && column.steps > 0 && thread == 0)
-            arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
+            arrive(shared.dout_free[dout_at(last)]), arrive(shared.q_free[last]);
     }
 #if STAGED
     wait(shared.dq_free[group], staged.phase() ^ 1);

@@ -60,6 +60,8 @@
 
 #include "sm90a/lib/packed_rows.cuh"
 
+#include ROWS_POLICY
+
 #include "sm90a/lib/mask_policy.cuh"
 
 #if WITH_THRESHOLDS
@@ -79,14 +81,10 @@ constexpr int PAIR_COPIERS = 2;
 #endif
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
-    i32 tile, head, batch;
-    // 1 + index of the part if the row is split along the keys, else 0. Unless STORE_DIRECT, it is
-    // not kept in a register: part_of reads it from shared memory when the row is stored.
-    i32 part;
+    struct RowRange rows;  // of q and out
+    i32 head, batch;
+    i32 part;   // 1 + index of the part if the row is split along the keys, else 0
     i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
-#if DOCUMENT_ROWS
-    i32 end;  // past its last row; `tile` is the first one
-#endif
 #if WITH_PAIR_RING && PAIR_RING
     struct PairPlace pairs;  // of the current tile's entries; in registers only
     u32 home;                // where a lane finds its first matrix in a tile of entries
@@ -200,23 +198,14 @@ FN void initialize(struct Shared &shared) {
 // ---------------------------------------------------------------- the consumer warpgroups
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
-    const int4 row = *(const int4 *)&shared.row[place];
-#if DOCUMENT_ROWS
-    const i32 end = STORE_DIRECT ? uniform(shared.row[place].end) : 0;
-    return {uniform(row.x), uniform(row.y), uniform(row.z), STORE_DIRECT ? uniform(row.w) : 0, 0,
-            end};
-#else
-    return {uniform(row.x), uniform(row.y), uniform(row.z), STORE_DIRECT ? uniform(row.w) : 0};
-#endif
+    struct Row row = shared.row[place];
+    row.rows = uniform(row.rows), row.head = uniform(row.head), row.batch = uniform(row.batch);
+    return row;
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
-#if DOCUMENT_ROWS
-    return row.tile + 64 * group + thread / 32 * 16 + thread % 32 / 4;
-#else
-    return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
-#endif
+    return row.rows.first() + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
 #if PACK_GQA
@@ -305,11 +294,7 @@ FN float *shifts_in(i32 stage, i32 group) {
 FN void lay_tile(const struct Attention &p, const struct Row &row, i32 word, i32 stage, i32 group) {
     if (!SHIFTED) return;
     const float unit = flips(p) ? -unit_of(p) : unit_of(p);
-#if DOCUMENT_ROWS
-    const i32 first = row.tile + 64 * group - (word & INDEX) * KEY_STEP;
-#else
-    const i32 first = row.tile * TILE_Q + 64 * group - (word & INDEX) * KEY_STEP;
-#endif
+    const i32 first = row.rows.first() + 64 * group - (word & INDEX) * KEY_STEP;
     TileShifts shifts;
     find_shifts(shifts, first, row.head, row.batch, p, LOG2E / unit);
     lay_shifts<false>(shifts_in(stage, group), shifts);

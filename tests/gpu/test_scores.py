@@ -11,6 +11,7 @@ import torch
 
 import maskc as mc
 from maskc.runtime import CompiledMask
+from tests.support.exact_attention import eager
 from tests.support.hopper import needs_hopper, no_waiting
 from tests.support.pair_tables import ADDED, CAPPED, KINDS, TURNED
 from tests.support.pair_tables import judged as pairs_judged
@@ -30,18 +31,6 @@ def tensors(n_q, n_kv, dim, dtype, seed=0):
         torch.randn((B, *size, dim), generator=generator, device=DEVICE).to(dtype) for size in sizes
     ]
     return [x.requires_grad_() for x in found[:3]], found[3]
-
-
-def eager(score_mod, live, q, k, v, logits_too=False):
-    """FlexAttention's meaning in float64: the score_mod on all pairs at once."""
-    q, k, v = (x.double() for x in (q, k, v))
-    batch, heads, n, dim = q.shape
-    axes = [torch.arange(size, device=DEVICE) for size in (batch, heads, n, k.shape[2])]
-    b, h, i, j = torch.meshgrid(*axes, indexing="ij")
-    scores = q @ k.repeat_interleave(heads // k.shape[1], 1).mT / dim**0.5
-    logits = score_mod(scores, b, h, i, j).double().masked_fill(~live, -torch.inf)
-    out = torch.softmax(logits, -1) @ v.repeat_interleave(heads // v.shape[1], 1)
-    return (out, logits) if logits_too else out
 
 
 def terms(score_mod, live, given, dout):

@@ -14,7 +14,7 @@ from maskc.runtime.device_lists.topk_launch import SelectedPlan
 from maskc.verify.samples import sample_data
 from tests.support import cases
 from tests.support.chosen_keys import live_of, on_grid
-from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
+from tests.support.exact_attention import DEVICE, called, exact_and_rough, tensors, wrong
 from tests.support.hopper import WAYS, check, compiled, half, needs_hopper, no_waiting
 
 HEADS = 4
@@ -97,10 +97,7 @@ def test_forward_of_sm80(name):
         q, k, v, dout = on_grid(tensors(n_q, n_kv, 64, torch.bfloat16))
         live = live_of(mask, q, k, data)
         out, lse = attn(q, k, v, return_lse=True, **data)
-        exact, rough = (
-            results(q, k, v, dout, live, kind, backward=False)
-            for kind in (torch.float64, torch.bfloat16)
-        )
+        exact, rough = exact_and_rough(q, k, v, dout, live, backward=False)
         assert not wrong({"out": out, "lse": lse}, exact, rough)
 
 
@@ -140,10 +137,7 @@ def test_gradients_through_torch():
     out.sum().backward()
     live = live_of(mask, *(x.detach() for x in made[:2]), {})
     q, k, v = (x.detach() for x in made)
-    exact, rough = (
-        results(q, k, v, torch.ones_like(out), live, kind)
-        for kind in (torch.float64, torch.bfloat16)
-    )
+    exact, rough = exact_and_rough(q, k, v, torch.ones_like(out), live)
     found = dict(zip(("dq", "dk", "dv"), (x.grad for x in made), strict=True))
     assert not wrong({"out": out.detach(), **found}, exact, rough)
 

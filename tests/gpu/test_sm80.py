@@ -22,7 +22,7 @@ from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data
 from tests.support import exact_attention
 from tests.support.cases import RANGES
-from tests.support.exact_attention import DEVICE, called, live_pairs, results, wrong
+from tests.support.exact_attention import DEVICE, called, exact, exact_and_rough, live_pairs, wrong
 from tests.support.exact_entmax import check_mask
 from tests.support.patterns import static_patterns
 
@@ -36,14 +36,9 @@ def tensors(*sizes, **heads):
     return exact_attention.tensors(*sizes, **heads)[:3]
 
 
-def exact(q, k, v, live, kind=torch.float64, **features):
-    """out and lse in `kind`."""
-    return results(q, k, v, q, live, kind, backward=False, **features)
-
-
 def check(attn, q, k, v, live, data=None, **features):
     computed = called(attn, q, k, v, data=data, **features)
-    sides = [exact(q, k, v, live, kind, **features) for kind in (torch.float64, q.dtype)]
+    sides = exact_and_rough(q, k, v, q, live, backward=False, **features)
     assert not wrong(computed, *sides)
 
 
@@ -230,9 +225,9 @@ def test_long_sequences(n):
     rows = torch.tensor([0, 1, 299, 300, 5000, n // 2, n - 2, n - 1], device=DEVICE)
     p, keys = rows[:, None], torch.arange(n, device=DEVICE)[None]
     live = (keys <= p) & ((keys < 3) | (p - keys <= 300))
-    right = exact(q[:, :, rows], k, v, live)
-    assert (out[:, :, rows].double() - right["out"]).abs().max() < 2e-2
-    assert (lse[:, :, rows] - right["lse"]).abs().max() < 2e-3
+    right_out, right_lse = exact(q[:, :, rows], k, v, live)
+    assert (out[:, :, rows].double() - right_out).abs().max() < 2e-2
+    assert (lse[:, :, rows] - right_lse).abs().max() < 2e-3
     assert not out.isnan().any()
 
 
@@ -298,7 +293,7 @@ def test_gradients_of_long_rows(mask, deterministic):
     attn = mask.compile(512, target="sm_80")
     q, k, v, dout = exact_attention.tensors(500, 700, 512, torch.bfloat16, 5)
     live = live_pairs(mask, 500, 700).to(q.device)
-    sides = [results(q, k, v, dout, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    sides = exact_and_rough(q, k, v, dout, live)
     assert not wrong(called(attn, q, k, v, dout, deterministic=deterministic), *sides)
 
 

@@ -7,7 +7,14 @@ import torch
 
 import maskc as mc
 from maskc.runtime.launch.sequence import PartedPlan
-from tests.support.exact_attention import DEVICE, called, live_pairs, results, tensors, wrong
+from tests.support.exact_attention import (
+    DEVICE,
+    called,
+    exact_and_rough,
+    live_pairs,
+    tensors,
+    wrong,
+)
 from tests.support.residues import run_in_classes
 
 CAUSAL, BF16 = mc.causal(), torch.bfloat16
@@ -28,7 +35,7 @@ def target(request):
 
 def judged(attn, made, live, data=None, **options):
     """At most twice the error of the unfused computation."""
-    exact, rough = (results(*made, live, kind) for kind in (torch.float64, BF16))
+    exact, rough = exact_and_rough(*made, live)
     assert not wrong(called(attn, *made, data=data, **options), exact, rough)
 
 
@@ -103,5 +110,5 @@ def test_in_one_graph(target):
     out = torch.compile(lambda *x: attn(*x), backend="aot_eager", fullgraph=True)(*leaves)
     gradients = torch.autograd.grad(out, leaves, made[3])
     found = {"out": out, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-    exact, rough = (results(*made, live, kind) for kind in (torch.float64, BF16))
+    exact, rough = exact_and_rough(*made, live)
     assert not wrong(found, exact, rough)

@@ -119,7 +119,7 @@ def test_a_place_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (
         done.stderr
         == """\
-MC603 -o  cannot write near.py/near.py: File exists
+MC603 -o  cannot write near.py/near.py: near.py is a file, not a folder
     hint: choose another place with -o
 """
     )
@@ -168,7 +168,7 @@ def test_a_gpu_that_there_is_not():
     assert (
         found
         == """\
-MC509 target  target of this kernel needs an NVIDIA GPU, and PyTorch finds none
+MC509 target  this kernel needs an NVIDIA GPU, and PyTorch finds none
     hint: compile(target='cpu') runs anywhere; `maskc doctor` says what is missing
 """
     )

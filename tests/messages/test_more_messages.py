@@ -73,6 +73,7 @@ CASES: dict[str, Callable[[], object]] = {
     "MC307": lambda: mc.causal().layout(64, block=(0, 64)),
     "MC308": lambda: mc.full().layout(1 << 20, block=(1, 1)),
     "MC310": lambda: BY_HEAD.layout(64),
+    "MC311": lambda: mc.causal().dense(10**7),
 }
 
 # No small input leads here: tests of the stages raise these, and this is what they read as.

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from tests.support import exact_attention
 from tests.support.thorough import examples
 
 B, H, HKV, DIM = 2, 4, 2, 8
@@ -105,14 +106,6 @@ def meaning(name: str, data: dict[str, object], n_q: int, n: int) -> np.ndarray:
     return np.broadcast_to(live, (B, H, n_q, n))
 
 
-def dense(q, k, v, live):
-    """out in fp64; 0 where a query sees nothing."""
-    k, v = (x.repeat_interleave(H // HKV, 1) for x in (k, v))
-    scores = (q @ k.mT * DIM**-0.5).masked_fill(~live, -torch.inf)
-    dead = ~live.any(-1, keepdim=True)
-    return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0) @ v
-
-
 @pytest.mark.parametrize("name", MASKS)
 @settings(max_examples=examples(12))
 @given(
@@ -139,7 +132,7 @@ def test_arrays_of_sequences_and_heads(name, lead, n_q, further, seed):
     given = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
     out = mc.attention(*given, mask, **data)
     exact = [x.detach().double().requires_grad_() for x in given]
-    right = dense(*exact, torch.from_numpy(live.copy()))
+    right, _ = exact_attention.exact(*exact, live)
     dout = torch.randn(out.shape, generator=generator)
     mine = torch.autograd.grad(out, given, dout)
     best = torch.autograd.grad(right, exact, dout.double())
@@ -189,7 +182,7 @@ def test_cumulative_lengths_that_end_before_the_tokens(rows, further, fewer, kin
     seen = torch.from_numpy(live)[:, None].expand(B, H, n_q, n)
     assert torch.equal(lse == -torch.inf, ~seen.any(-1))
     if n:
-        right = dense(*exact, seen)
+        right, _ = exact_attention.exact(*exact, seen)
         mine, best = (
             torch.autograd.grad(x.pow(2).sum(), y) for x, y in ((out, given), (right, exact))
         )

@@ -107,9 +107,12 @@ def wrong_tiles(made: Made, side: int, live: np.ndarray) -> list[str]:
     return found
 
 
-def wanted_items(made: Made) -> list[list[int]]:
-    """The items sorted: groups of lists, and of owners, one after another, in each the longest
-    lines first; those without tiles last, as they come."""
+def ordered_lines(made: Made) -> list[list[int]]:
+    """Tile, owner, first tile and number of tiles of each line and owner, in the order of items.
+
+    Groups of lists, and of owners, follow one another. In each, the longest lines come first. Lines
+    without tiles come last, as they lie.
+    """
     numbers, side = made.numbers, made.numbers.work_side
     lines, tiles = made.counts_and_words(side), numbers.tile_count[side]
     live, dead = [], []
@@ -118,14 +121,20 @@ def wanted_items(made: Made) -> list[list[int]]:
         first = number * numbers.room[side] + sum(map(len, lines[number][:tile]))
         batch, head = divmod(number, numbers.heads)
         whose = (batch * numbers.owners + owner) * numbers.owner_heads + head
-        shared = 1 + whose // numbers.sharing * tiles + tile if numbers.sharing and count else 0
-        size, n = numbers.tile[side], numbers.n[side]
-        tokens = tile * size, min((tile + 1) * size, n)
-        item = [tile, whose, first, count, *tokens, numbers.item_heads, shared]
         group = number // numbers.group_lists, owner // numbers.group_owners
-        key = (*group, -count, tile, number, owner) if count else (number, tile, owner)
-        (live if count else dead).append((key, item))
-    return [item for _, item in (*sorted(live), *sorted(dead))]
+        key = (*group, -count, number, tile, owner) if count else (number, tile, owner)
+        (live if count else dead).append((key, [tile, whose, first, count]))
+    return [line for _, line in (*sorted(live), *sorted(dead))]
+
+
+def wanted_items(made: Made) -> list[list[int]]:
+    numbers, side, items = made.numbers, made.numbers.work_side, []
+    tiles, size, n = numbers.tile_count[side], numbers.tile[side], numbers.n[side]
+    for tile, whose, first, count in ordered_lines(made):
+        shared = 1 + whose // numbers.sharing * tiles + tile if numbers.sharing and count else 0
+        tokens = tile * size, min((tile + 1) * size, n)
+        items.append([tile, whose, first, count, *tokens, numbers.item_heads, shared])
+    return items
 
 
 MASKS = {
@@ -244,8 +253,8 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
 @settings(max_examples=20)
 @given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), interleaved=st.booleans(),
-       n=st.sampled_from([N, 768]))  # fmt: skip
-def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n):
+       n=st.sampled_from([N, 768]), alone=st.booleans())  # fmt: skip
+def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n, alone):
     """Few documents, some of no tokens or of one, of any length, perhaps with padding behind."""
     rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
     sides = []
@@ -256,7 +265,10 @@ def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n)
         sides.append(ends if rng.random() < 0.8 else ends[:1])
     lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
     data = {"x": lengths if own_keys else lengths[0]}
-    made = passes(attention(mask, interleaved), n, batch, data, n_kv=n)
+    with pytest.MonkeyPatch.context() as patch:
+        if alone:
+            patch.setattr(making, "heads_per_group", lambda *_: 1)
+        made = passes(attention(mask, interleaved, alone), n, batch, data, n_kv=n)
     assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
     if number != GAPS:
         check_rows(made, number, sides, n)
@@ -302,10 +314,8 @@ def check_rows(made: Made, number: int, sides: list[np.ndarray], n: int) -> None
             assert sorted(rows) == want
         begins = [word >> 1 for _, _, *row in want for word in row]
         assert (stops[own, begins] == keys[np.searchsorted(keys, begins, "right")]).all()
-    count = items[:, 3]
-    assert (count[: np.count_nonzero(count)] > 0).all()  # those with tiles come first
-    if numbers.lists <= numbers.group_lists and numbers.owners <= numbers.group_owners:
-        assert (np.diff(count) <= 0).all()  # the longest before others
+    # All lines in their order, also those that do not exist
+    assert items[:, 1:4].tolist() == [line[1:] for line in ordered_lines(made)]
     assert made.at_rest()
 
 

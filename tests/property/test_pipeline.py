@@ -15,6 +15,7 @@ from maskc.core.captured import Held
 from maskc.core.errors import OneOfSeveral, Undecided
 from maskc.core.evaluator import evaluate
 from maskc.core.expr_text import parse_expr, to_python
+from maskc.core.gathering import Span
 from maskc.core.problem import TileShape
 from maskc.dsl.slots import emptied, emptied_together
 from maskc.ir.decompose import decompose
@@ -24,7 +25,7 @@ from maskc.ir.names import declared_names
 from maskc.ir.set_comparison import equals, fingerprint, subset
 from maskc.ir.types import MaskIR
 from maskc.layout import bind_arrays, build, held_arrays, split_call_data
-from maskc.plan.ranges import RowRange, TileRange, row_ranges
+from maskc.plan.ranges import RowRange, row_ranges
 from maskc.plan.recipe import layout_recipe
 from maskc.reference.dense import dense as reference
 from maskc.testing.strategies import HEADS, data_for, lengths, masks, tiles
@@ -115,7 +116,7 @@ def test_layout_is_exact(data, mask, sizes, shape):
     assert (build(by_numbers, n_q, n_kv, env, env).to_dense() == expected).all()
 
 
-def _tiles_of(span: TileRange, env: dict[str, object]) -> set[int]:
+def _tiles_of(span: Span, env: dict[str, object]) -> set[int]:
     if not evaluate(span.guard, env):
         return set()
     return set(range(int(evaluate(span.first, env)), int(evaluate(span.last, env))))

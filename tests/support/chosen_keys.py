@@ -9,7 +9,7 @@ import torch
 
 import maskc as mc
 from tests.support import exact_entmax
-from tests.support.exact_attention import DEVICE, results, tensors, vectors, wrong
+from tests.support.exact_attention import DEVICE, exact_and_rough, tensors, vectors, wrong
 from tests.support.hopper import called, half, nan_memory, with_rules
 
 TOP = mc.topk(9, mc.causal())
@@ -107,9 +107,7 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
     rest = {"data": data, "deterministic": case.deterministic, **options}
     with nan_memory():
         computed = called(attn, q, k, v, dout, **rest)
-    exact, rough = (
-        results(q, k, v, dout, live, kind, **options) for kind in (torch.float64, q.dtype)
-    )
+    exact, rough = exact_and_rough(q, k, v, dout, live, **options)
     assert not wrong(computed, exact, rough)
 
 
@@ -133,10 +131,7 @@ def check_nans(dim=64, n=150, target="sm_90a"):
     k[:, :, [5, 17]] = torch.nan
     live = live_of(TOP, q, k, {})
     out, lse = TOP.compile(dim, target=target)(q, k, v, return_lse=True)
-    sides = [
-        results(q, clean, v, torch.zeros_like(q), live, kind, backward=False)
-        for kind in (torch.float64, q.dtype)
-    ]  # fmt: skip
+    sides = exact_and_rough(q, clean, v, torch.zeros_like(q), live, backward=False)
     for side in (found := {"out": out, "lse": lse}), *sides:
         side.update({name: side[name][:, :, 20:] for name in ("out", "lse")})
     assert not wrong(found, *sides)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 
 import maskc as mc
@@ -72,10 +73,49 @@ def dense(q, k, v, live, *, scale=None, softcap=None, alibi_slopes=None, sink_lo
     extra = torch.full((q.shape[1],), -torch.inf, device=q.device)
     extra = (extra if sink_logits is None else sink_logits).to(q.dtype)
     scores = torch.cat([scores, extra[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
-    lse = torch.logsumexp(scores.detach().double(), -1)
+    lse = torch.logsumexp(scores.double(), -1)
     empty = (lse == -torch.inf)[..., None]
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
     return product(weights[..., :-1], v), lse, weights
+
+
+def exact(q, k, v, live, **features):
+    """(out, lse) in fp64, which torch differentiates.
+
+    Args:
+        live: bool, of NumPy or torch, broadcastable to [B, H, n_q, n_kv].
+        features: as of `dense`.
+    """
+    group = q.shape[1] // k.shape[1]
+    repeated = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    wide = {name: x.double() if torch.is_tensor(x) else x for name, x in features.items()}
+    return dense(q.double(), *repeated, _as_tensor(live, q), **wide)[:2]
+
+
+def eager(score_mod, live, q, k, v, logits_too=False):
+    """FlexAttention's meaning in fp64: the score_mod on all pairs at once; `live` as of `exact`."""
+    q, k, v = (x.double() for x in (q, k, v))
+    batch, heads, n, dim = q.shape
+    axes = [torch.arange(size, device=q.device) for size in (batch, heads, n, k.shape[2])]
+    scores = q @ k.repeat_interleave(heads // k.shape[1], 1).mT / dim**0.5
+    logits = score_mod(scores, *torch.meshgrid(*axes, indexing="ij")).double()
+    logits = logits.masked_fill(~_as_tensor(live, q), -torch.inf)
+    out = torch.softmax(logits, -1) @ v.repeat_interleave(heads // v.shape[1], 1)
+    return (out, logits) if logits_too else out
+
+
+def _as_tensor(live, like):
+    made = live if isinstance(live, torch.Tensor) else torch.tensor(np.array(live))
+    return made.to(like.device)
+
+
+def by_autograd(given, live, kind, **features):
+    """dq, dk and dv in fp64, of a computation in `kind` from q, k, v and dout."""
+    leaves = [x.detach().to(kind).requires_grad_() for x in given[:3]]
+    group = given[0].shape[1] // given[1].shape[1]
+    repeated = [x.repeat_interleave(group, 1) for x in leaves[1:]]
+    out = dense(leaves[0], *repeated, live, **features)[0]
+    return [x.double() for x in torch.autograd.grad(out, leaves, given[3].to(kind))]
 
 
 def results(q, k, v, dout, live, kind, *, backward=True, **features) -> Results:
@@ -93,7 +133,8 @@ def results(q, k, v, dout, live, kind, *, backward=True, **features) -> Results:
     group = q.shape[1] // k.shape[1]
     repeated = [x.repeat_interleave(group, 1) for x in leaves[1:]]
     out, lse, weights = dense(leaves[0], *repeated, live, **{**features, **heads})
-    found = {"out": out.detach(), "lse": lse}
+    found = {"out": out.detach(), "lse": lse.detach()}
+    del lse  # and what its gradient would read
     if backward:
         wanted = [*leaves, *heads.values()]
         with warnings.catch_warnings():
@@ -111,6 +152,11 @@ def results(q, k, v, dout, live, kind, *, backward=True, **features) -> Results:
         given = [x.detach() for x in (leaves[0], *repeated, dout.to(kind), out, weights)]
         found |= {f"size of {name}": x for name, x in sizes(*given, scale, group).items()}
     return found
+
+
+def exact_and_rough(q, k, v, dout, live, **features) -> list[Results]:
+    """`results` in fp64 and in the tensors' own dtype: what `wrong` judges by."""
+    return [results(q, k, v, dout, live, kind, **features) for kind in (torch.float64, q.dtype)]
 
 
 def sizes(q, k, v, dout, out, weights, scale, group) -> Results:

@@ -45,7 +45,7 @@ from tests.support.drawn_masks import (
     made_of,
     tiles,
 )
-from tests.support.exact_attention import DEVICE, Results, called, results, wrong
+from tests.support.exact_attention import DEVICE, Results, called, exact_and_rough, wrong
 
 SHORT, LONG = 70, 140
 """Most lengths are below the first, all below the second; captured arrays have as many elements."""
@@ -396,10 +396,7 @@ def check_call(
     options = drawn_options(rng, heads, device)
     backward = Direction.backward in attention.target.directions
     live = torch.from_numpy(call.shows).to(device)
-    exact, rough = (
-        results(q, k, v, dout, live, x, backward=backward, **options)
-        for x in (torch.float64, q.dtype)
-    )
+    exact, rough = exact_and_rough(q, k, v, dout, live, backward=backward, **options)
     how: dict[str, Any] = {"deterministic": True} if rng.random() < 0.3 else {}
     dead = ~live.unflatten(1, (-1, group)).any(2).any(2)[..., None]
     if on_cpu and rng.random() < 0.3:

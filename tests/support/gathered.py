@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
+from tests.support.exact_attention import DEVICE, called, exact_and_rough, tensors, wrong
 from tests.support.hopper import nan_memory
 
 
@@ -68,10 +68,7 @@ def check(mask, made, data, **features):
     features.pop("nan_safe", None)
     unseen = ~live.any((0, 1, 2))  # their values may be anything
     k, v = (torch.where(unseen[:, None], 0.0, x) for x in (k, v))
-    exact, rough = (
-        results(q, k, v, dout, live, kind, backward=backward, **features)
-        for kind in (torch.float64, q.dtype)
-    )
+    exact, rough = exact_and_rough(q, k, v, dout, live, backward=backward, **features)
     faults = wrong(computed, exact, rough)
     assert not faults, (tuple(q.shape), tuple(k.shape), faults)
     given = given if ordered else (q, k, v, None, data)

@@ -19,7 +19,7 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator.machine import installed
-from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
+from tests.support.exact_attention import DEVICE, called, exact_and_rough, tensors, wrong
 
 TARGET, HEADS = "sm_90a", 4
 PASSES = Target.named(TARGET).directions
@@ -171,10 +171,7 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
     options = {"data": data, "deterministic": deterministic, **features}
     with nan_memory():
         computed = called(attn, q, k, v, dout, **options)
-    sides = [
-        results(q, k, v, dout, live, kind, backward=BACKWARD, **features)
-        for kind in (torch.float64, q.dtype)
-    ]
+    sides = exact_and_rough(q, k, v, dout, live, backward=BACKWARD, **features)
     faults = wrong(computed, *sides)
     assert not faults, (tuple(q.shape), tuple(k.shape), str(q.dtype), sorted(features), faults)
     if DEVICE == "cuda":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
 
 Made = tuple[mc.Score, dict[str, Any]]
 
@@ -20,6 +22,64 @@ def close(found: Any, right: np.ndarray, name: str = "", tolerance: float = 2e-5
     size = max(1.0, float(np.abs(np.where(np.isfinite(right), right, 0)).max(initial=0)))
     error = np.where(same, 0, found - np.where(same, 0, right))
     assert (np.abs(error) <= tolerance * size).all(), (name, np.abs(error).max(), size)
+
+
+_OF_HEADS = {"sink_logits": "dsink", "alibi_slopes": "dalibi"}
+"""Options with an entry for each head, and what the reference calls their gradients."""
+_OF_BOTH = ("scale", "softcap", *_OF_HEADS)
+
+
+def judged_passes(
+    attn: Any, given: Sequence[Any], live: np.ndarray, *, score: mc.Score | None = None,
+    data: Mapping[str, Any] | None = None, call: Mapping[str, Any] | None = None,
+    dropout: np.ndarray | None = None, deterministic: bool = False,
+    compare: Callable[[Any, np.ndarray, str], None] = close, **options: Any,
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """(out, gradients) of a compiled mask, after a comparison with the reference in fp64.
+
+    Args:
+        given: q, k, v and dout, of NumPy or torch.
+        live: the mask's pairs.
+        score: the formula of the scores, and `data`, which it reads, as NumPy arrays and numbers.
+        call: further options of the calls, which the reference does not have.
+        dropout: what `call` drops, for the reference.
+        compare: takes a result, what is right, and its name.
+    """
+    q, k, v, dout = given
+    data = data or {}
+    passed = {**{name: _like(q, x) for name, x in data.items()}, **(call or {}), **options}
+    out, lse = attn(q, k, v, return_lse=True, **passed)
+    results = attn.backward(q, k, v, out, lse, dout, deterministic=deterministic, **passed)
+    wanted = {name: x for name, x in options.items() if name in _OF_BOTH}
+    if "normalizer" in options:
+        wanted["alpha"] = options.get("alpha", 1.5)
+    made = None if score is None else ScoreOf(score.inputs, data, q.shape[2], k.shape[2])
+    rest = {"score": made, "dropout": dropout, **wanted}
+    arrays_given = [_on_host(x) for x in (q, k, v)]
+    for name, x, right in zip(
+        ("out", "lse"), (out, lse), attention(*arrays_given, live, **rest), strict=True
+    ):
+        compare(_on_host(x), right, name)
+    exact = gradients(*arrays_given, live, _on_host(dout), **rest)
+    heads = [gradient for name, gradient in _OF_HEADS.items() if name in options]
+    own = [f"d {name}" for name in attn.trainable if isinstance(data.get(name), np.ndarray)]
+    for name, gradient in zip(["dq", "dk", "dv", *heads, *own], results, strict=True):
+        values = _on_host(gradient)
+        compare(values, exact.get(name, 0 * values), name)
+    return out, results
+
+
+def _like(q: Any, x: Any) -> Any:
+    """An array in the library of q; numbers as they are."""
+    if isinstance(q, np.ndarray) or not isinstance(x, np.ndarray):
+        return x
+    import torch
+
+    return torch.from_numpy(x)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.float().numpy()
 
 
 def arrays(tables: Mapping[str, str], n_q: int, n_kv: int, heads: int, batch: int,

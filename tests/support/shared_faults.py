@@ -11,6 +11,7 @@ import torch
 import maskc as mc
 from maskc.core.errors import MaskcError
 from maskc.distributed import passes
+from tests.support.exact_attention import exact
 
 N = 96
 SMALL: dict[str, Any] = {"heads": (2, 1, 16), "dtype": "float32"}
@@ -21,12 +22,6 @@ def tensors(n: int = N) -> list[torch.Tensor]:
     """q, k and v of the whole sequence, the same on all ranks."""
     draw = torch.Generator().manual_seed(0)
     return [torch.randn(1, heads, n, 16, generator=draw) for heads in (2, 1, 1)]
-
-
-def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: np.ndarray) -> torch.Tensor:
-    """Dense attention in fp64."""
-    scores = (q.double() @ k.double().mT / 4).masked_fill(~torch.from_numpy(keep), -torch.inf)
-    return (scores.softmax(-1) @ v.double()).float()
 
 
 def calls_that_end_early(rank: int, size: int) -> list[str]:
@@ -43,7 +38,7 @@ def calls_that_end_early(rank: int, size: int) -> list[str]:
         leaves = [x.detach().requires_grad_() for x in own]
         out = mc.distributed.attention(*leaves, made)
         out.sum().backward()
-        wanted = made.shard(right(q, k, v, np.tril(np.ones((N, N), bool))), 2)
+        wanted = made.shard(exact(q, k, v, np.tril(np.ones((N, N), bool)))[0].float(), 2)
         if not torch.allclose(out, wanted, atol=1e-5):
             wrong.append(f"a good call after {then}")
         grad = leaves[1].grad
@@ -125,7 +120,7 @@ def data_of_a_moment(rank: int, size: int) -> list[str]:
         leaves = [plan.shard(x, 2).requires_grad_() for x in (q, k, v)]
         out = mc.distributed.attention(*leaves, plan)
         theirs = [x.clone().requires_grad_() for x in (q, k, v)]
-        wanted = right(*theirs, keep(ids))
+        wanted = exact(*theirs, keep(ids))[0].float()
         if doc is not None:
             doc.zero_()
         out.sin().sum().backward()
@@ -227,7 +222,7 @@ def layouts_of_others(rank: int, size: int) -> list[str]:
         made = mc.distributed.plan(mask, N, size, layout=layout, **crosses, **SMALL)
         sides = "qkk"
         theirs = [x.clone().requires_grad_() for x in given]
-        wanted = right(*theirs, keep)
+        wanted = exact(*theirs, keep)[0].float()
         wanted.sin().sum().backward()
         shards = [made.shard(x, 2, of=of) for x, of in zip(given, sides, strict=True)]
         leaves = [x.clone().requires_grad_() for x in shards]

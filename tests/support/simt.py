@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import maskc as mc
-from tests.support.exact_attention import called, live_pairs, results, wrong
+from tests.support.exact_attention import called, exact_and_rough, live_pairs, wrong
 
 TABLE = mc.block_table("t", 1)
 """Any mask, as data."""
@@ -26,7 +26,7 @@ def judged(attn, tensors, live, data=None, **features):
     """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
     computed = called(attn, *tensors, data=data, **features)
     dtype = tensors[0].dtype
-    exact, rough = (results(*tensors, live, kind, **features) for kind in (torch.float64, dtype))
+    exact, rough = exact_and_rough(*tensors, live, **features)
     if dtype != torch.float32:
         assert not wrong(computed, exact, rough)
     for name, x in computed.items() if dtype == torch.float32 else ():

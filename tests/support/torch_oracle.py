@@ -1,11 +1,6 @@
-"""Dense attention in fp64, to compare with mc.attention on torch tensors.
-
-torch differentiates the oracle by itself.
-"""
+"""Masks, tensors and losses, to compare mc.attention on torch tensors with dense attention."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -45,27 +40,6 @@ def vectors(seed: int = 1) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     names = ("alibi_slopes", "sink_logits")
     return {name: torch.rand(HEADS, generator=generator).requires_grad_() for name in names}
-
-
-def dense(q, k, v, live, softcap=None, alibi_slopes=None, sink_logits=None):
-    """(out, lse) in fp64, straight from the definition."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = q @ k.mT / math.sqrt(DIM)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        n_q, n_kv = scores.shape[2:]
-        far = (torch.arange(n_q)[:, None] + n_kv - n_q - torch.arange(n_kv)).abs()
-        scores = scores - alibi_slopes.double()[:, None, None] * far
-    scores = scores.masked_fill(~torch.as_tensor(live), -torch.inf)
-    if sink_logits is not None:
-        sinks = sink_logits.double()[:, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], -1)
-    lse = torch.logsumexp(scores, -1)
-    base = lse.masked_fill(lse == -torch.inf, 0)
-    weights = torch.exp(scores - base[..., None])
-    return weights[..., : v.shape[2]] @ v, lse
 
 
 def loss_of(out, lse, parts: str):

@@ -32,6 +32,7 @@ from maskc.core.errors import (
     WrongDevice,
     WrongDType,
     WrongRank,
+    with_article,
 )
 from maskc.runtime import CompiledMask, GeneratedMask
 
@@ -509,9 +510,9 @@ def test_a_dtype_that_nobody_wrote_is_that_of_q():
 
 def test_data_in_place_of_its_name():
     for wrong in (np.zeros(8, int), None, 3):
-        with pytest.raises(ReservedName, match="calls pass the data under this name") as caught:
+        with pytest.raises(ReservedName, match="calls pass it: doc_ids=array") as caught:
             mc.documents(wrong)
-        assert f"a {type(wrong).__name__}" in str(caught.value)
+        assert with_article(type(wrong).__name__) in str(caught.value)
 
 
 def test_data_in_a_dictionary():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.build import toolchain
 from maskc.build.toolchain import InstalledGpu as Visible
 from maskc.core.coefficients import Gpu, card_of, costs, measured
 from maskc.core.problem import Direction
@@ -57,6 +58,13 @@ def test_calls_choose_by_the_card_that_is_there(monkeypatch, name, known):
     for mine, other in zip(priced.units, compiled.units, strict=True):
         assert [cost.mode for cost in mine.costs] == [cost.mode for cost in other.costs]
         assert (mine.costs != other.costs) is (known and bool(other.costs))
+
+
+def test_masks_for_the_cpu_do_not_ask_the_driver(monkeypatch):
+    """Processes forked after a question to the driver cannot use a card."""
+    monkeypatch.setattr(toolchain, "_cuda", lambda: pytest.fail("asked"))
+    q = np.ones((1, 1, 8, 64), np.float32)
+    assert mc.causal().compile(head_dim=64, dtype="float32", target="cpu")(q, q, q).shape == q.shape
 
 
 # ------------------------------------------------------------------ calibrated on this machine

@@ -20,6 +20,7 @@ from maskc.distributed.token_ranges import PlacedTokens
 from maskc.dsl.nodes import structure
 from maskc.dsl.slots import emptied
 from tests.support import rank_threads
+from tests.support.exact_attention import exact
 
 HEADS = (4, 2, 16)
 RNG = np.random.default_rng(0)
@@ -27,24 +28,6 @@ RNG = np.random.default_rng(0)
 
 def chunks(*parts: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.arange(start, stop) for start, stop in parts])
-
-
-def dense(keep: np.ndarray, given: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
-    """out and lse of masked attention in fp64, with sink logits and a soft-cap."""
-    q, k, v = (x.double() for x in given)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    if cap := options.get("softcap"):
-        scores = cap * torch.tanh(scores / cap)
-    scores = scores.masked_fill(~torch.from_numpy(keep), -torch.inf)
-    sinks = options.get("sink_logits")
-    every = scores
-    if sinks is not None:
-        column = sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)
-        every = torch.cat([scores, column], -1)
-    lse = every.logsumexp(-1)
-    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None])
-    return [weights @ v, lse]
 
 
 @dataclass(frozen=True)
@@ -166,7 +149,7 @@ def test_ranks_agree_with_dense_attention(name: str, monkeypatch: pytest.MonkeyP
     dout, dlse = torch.randn(2, 4, n, 16, generator=draw), torch.randn(2, 4, n, generator=draw)
     dlse[:, :, ~case.keep.any(-1).reshape(-1, n).all(0)] = 0  # not of rows without keys
     leaves = [x.clone().requires_grad_() for x in whole]
-    out, lse = dense(case.keep, leaves, **case.options)
+    out, lse = exact(*leaves, case.keep, **case.options)
     torch.autograd.backward([out, torch.where(lse == -torch.inf, 0, lse)],
                             [dout.double(), dlse.double()])  # fmt: skip
     held, held_keys = case.layout, case.keys or case.layout

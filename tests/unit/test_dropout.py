@@ -9,11 +9,10 @@ import maskc as mc
 from maskc import driver
 from maskc.core.errors import DropoutRate, DropoutSeed
 from maskc.core.problem import Direction
-from maskc.reference.attention import attention, gradients
+from maskc.reference.attention import gradients
 from maskc.reference.dropout import PARTS, dropped, factors, numbers, philox
-from maskc.reference.scores import ScoreOf
 from tests.support.ledger import build
-from tests.support.scores import FORMULAS, close
+from tests.support.scores import FORMULAS, close, judged_passes
 from tests.support.thorough import alternating
 
 CAUSAL = mc.causal()
@@ -29,24 +28,12 @@ def tensors(n_q, n_kv, heads=4, kv_heads=2, batch=2, dim=16, seed=0):
 
 def both_passes(mask=CAUSAL, n_q=150, n_kv=150, p=0.3, seed=7, score=None, data=None, **options):
     """Both passes in fp32 on the CPU against the reference in fp64 with the same factors."""
-    q, k, v, dout = tensors(n_q, n_kv)
     attn = mask.compile(16, dtype="float32", target="cpu", score=score)
-    given = {**(data or {}), **options, "dropout_p": p, "dropout_seed": seed}
-    out, lse = attn(q, k, v, return_lse=True, **given)
-    results = attn.backward(q, k, v, out, lse, dout, **given)
-    wanted = {"alpha": 1.5} if options.pop("normalizer", None) else options
-    if score is not None:
-        wanted["score"] = ScoreOf(score.inputs, data, n_q, n_kv)
-    wanted["dropout"] = factors(p, seed, 2, 4, n_q, n_kv)
-    live = mask.dense(n_q, n_kv, n_heads=4)
-    right, right_lse = attention(q, k, v, live, **wanted)
-    close(out, right)
-    close(lse, right_lse)
-    exact = gradients(q, k, v, live, dout, **wanted)
-    own = [f"d {name}" for name in data or () if f"d {name}" in exact]
-    more = [name for name in ("dsink", "dalibi") if name in exact]
-    for name, gradient in zip(["dq", "dk", "dv", *more, *own], results, strict=True):
-        close(gradient, exact[name], name)
+    out, _ = judged_passes(
+        attn, tensors(n_q, n_kv), mask.dense(n_q, n_kv, n_heads=4), score=score, data=data,
+        call={"dropout_p": p, "dropout_seed": seed}, dropout=factors(p, seed, 2, 4, n_q, n_kv),
+        **options,
+    )  # fmt: skip
     return out
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 import maskc as mc
-from maskc.reference.attention import attention, gradients
+from maskc.reference.attention import attention
 from maskc.reference.dropout import factors
-from maskc.reference.scores import ScoreOf
 from tests.support.emulated import emulated_module  # noqa: F401
-from tests.support.scores import FORMULAS, close
+from tests.support.scores import FORMULAS, close, judged_passes
 from tests.support.thorough import more
 
 SEED = 0x123456789ABCDEF
@@ -27,25 +28,12 @@ def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, dete
     k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).to(to) for _ in range(2))
     attn = mask.compile(dim, dtype=dtype, target=target)
     seed = torch.tensor([SEED])  # lies where the kernel reads it
-    drops = {"dropout_p": p, "dropout_seed": seed}
-    out, lse = attn(q, k, v, return_lse=True, **drops, **options)
-    results = attn.backward(
-        q, k, v, out, lse, dout, deterministic=deterministic, **drops, **options
+    out, _ = judged_passes(
+        attn, (q, k, v, dout), mask.dense(n_q, n_kv), call={"dropout_p": p, "dropout_seed": seed},
+        dropout=factors(p, SEED, 2, 2, n_q, n_kv), deterministic=deterministic,
+        compare=partial(close, tolerance=tolerance), **options,
     )  # fmt: skip
-    again = attn(q, k, v, dropout_p=p, dropout_seed=SEED, **options)
-    assert torch.equal(out, again)
-    given, live = [x.float().numpy() for x in (q, k, v)], mask.dense(n_q, n_kv)
-    wanted = {**options, "dropout": factors(p, SEED, 2, 2, n_q, n_kv)}
-    if wanted.pop("normalizer", None):
-        wanted["alpha"] = options.get("alpha", 1.5)
-    right, right_lse = attention(*given, live, **wanted)
-    close(out.float().numpy(), right, "out", tolerance)
-    close(lse, right_lse, "lse", tolerance)
-    exact = gradients(*given, live, dout.float().numpy(), **wanted)
-    own = {"dsink": "sink_logits", "dalibi": "alibi_slopes"}
-    names = ["dq", "dk", "dv", *(key for key, option in own.items() if option in options)]
-    for key, gradient in zip(names, results, strict=True):
-        close(gradient.float().numpy(), exact[key], key, tolerance)
+    assert torch.equal(out, attn(q, k, v, dropout_p=p, dropout_seed=SEED, **options))
     return attn
 
 
@@ -190,22 +178,14 @@ def test_tables_of_a_score(target):
     n = 100
     score, data = FORMULAS["relative table"](n, n, 2, 1)
     generator = torch.Generator().manual_seed(0)
-    q, k, v, dout = (torch.randn((1, 2, n, 64), generator=generator).bfloat16() for _ in range(4))
-    tables = {name: torch.from_numpy(x) for name, x in data.items()}
+    given = [torch.randn((1, 2, n, 64), generator=generator).bfloat16() for _ in range(4)]
     attn = mc.causal().compile(64, dtype="bfloat16", target=target, score=score)
-    drops = {"dropout_p": 0.3, "dropout_seed": SEED}
-    out, lse = attn(q, k, v, return_lse=True, **drops, **tables)
+    judged_passes(
+        attn, given, mc.causal().dense(n), score=score, data=data,
+        call={"dropout_p": 0.3, "dropout_seed": SEED}, dropout=factors(0.3, SEED, 1, 2, n, n),
+        compare=partial(close, tolerance=0.01),
+    )  # fmt: skip
     assert attn.dropping.target.name == target
-    results = attn.backward(q, k, v, out, lse, dout, **drops, **tables)
-    made = ScoreOf(score.inputs, data, n, n)
-    given, kept = [x.float().numpy() for x in (q, k, v)], factors(0.3, SEED, 1, 2, n, n)
-    live = mc.causal().dense(n)
-    right, right_lse = attention(*given, live, score=made, dropout=kept)
-    close(out.float().numpy(), right, "out", 0.01)
-    close(lse, right_lse, "lse", 0.01)
-    exact = gradients(*given, live, dout.float().numpy(), score=made, dropout=kept)
-    for key, gradient in zip(["dq", "dk", "dv", "d bias"], results, strict=True):
-        close(gradient.float().numpy(), exact[key], key, 0.01)
 
 
 def test_rows_that_two_warps_share():

@@ -13,9 +13,9 @@ from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.watched import Watched
 from tests.support.cases import LISTS, LISTS_BY_HEAD, LISTS_OF_TARGETS, N, padding
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import tensors
+from tests.support.exact_attention import exact, tensors
 from tests.support.hopper import with_rules
-from tests.support.judged_lists import dense, exact, judged, on_device
+from tests.support.judged_lists import dense, judged, on_device
 from tests.support.thorough import alternating, chiefly, more, pairwise
 
 CAUSAL = mc.causal()
@@ -215,7 +215,7 @@ def test_a_call_like_the_last_one_is_known_again(hopper, monkeypatch):
         out = attn(*given[:3], **data)
         assert len(read) == reads
         on_host = {name: value if name == "w" else _on_host(value) for name, value in data.items()}
-        want = exact(*given[:3], dense(mask, on_host))
+        want, _ = exact(*given[:3], dense(mask, on_host))
         torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
     called(1)
@@ -249,7 +249,7 @@ def test_arrays_whose_writes_nobody_counts(hopper, launched, monkeypatch):
         with torch.inference_mode():
             flags[:] = torch.arange(N) % 4 <= number
         out = attn(*given[:3], x=flags)
-        want = exact(*given[:3], dense(mc.flags("x") & CAUSAL, {"x": flags.numpy()}))
+        want, _ = exact(*given[:3], dense(mc.flags("x") & CAUSAL, {"x": flags.numpy()}))
         torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
         assert launched["data_bounds"] == number + 1
     assert len(memories) == 2
@@ -359,7 +359,7 @@ def test_few_queries_share_a_tile(hopper, n_q):
     out = attn(*given[:3], **{key: on_device(value) for key, value in data.items()})
     assert attn.last_sources[-1].endswith("pack_gqa")
     live = mask.dense(n_q, N, **data)[:, None]
-    torch.testing.assert_close(out.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out.double(), exact(*given[:3], live)[0], atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("number", [1, 132])
@@ -380,7 +380,7 @@ def test_rows_of_few_queries_are_cut(hopper, monkeypatch, number, shared):
     assert attn.last_sources[-1].endswith("pack_gqa")
     live = mask.dense(2, n, x=data)
     live = live[:, None] if live.ndim == 3 else live
-    torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found.double(), exact(*given[:3], live)[0], atol=2e-2, rtol=2e-2)
     host, level = attn(*given[:3], return_lse=True, x=data)
     assert torch.equal(found, host)
     assert torch.equal(lse, level)
@@ -426,7 +426,7 @@ def test_captured_arrays_are_read_where_they_are(hopper, name):
     assert isinstance(attn._last[1], ListsPlan)
     place = [torch.arange(size) for size in (2, heads, n, n)]
     live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
-    want = exact(*given[:3], live.numpy())
+    want, _ = exact(*given[:3], live)
     torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
 
 
@@ -440,4 +440,4 @@ def test_tables_of_pairs_with_many_queries_are_read_on_the_host(hopper):
     assert isinstance(attn._last[1], ListsPlan)
     out = attn(q, k, v)
     assert not isinstance(attn._last[1], ListsPlan)
-    torch.testing.assert_close(out.double(), exact(q, k, v, tree.numpy()), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out.double(), exact(q, k, v, tree)[0], atol=2e-2, rtol=2e-2)

@@ -10,7 +10,15 @@ import torch
 
 import maskc as mc
 from maskc.reference.attention import attention
-from tests.support.exact_attention import called, live_pairs, results, tensors, vectors, wrong
+from tests.support.exact_attention import (
+    called,
+    exact_and_rough,
+    live_pairs,
+    results,
+    tensors,
+    vectors,
+    wrong,
+)
 
 MASK, SIZES = mc.causal() & mc.window(20), (60, 50)
 FEATURES = {"softcap": 2.0, "scale": -0.3}
@@ -65,7 +73,7 @@ def test_a_right_kernel_passes_and_wrong_ones_do_not(dtype):
     made, features, live = case(dtype)
     attn = MASK.compile(head_dim=32, dtype=str(dtype)[6:], target="cpu")
     computed = called(attn, *made, **features)
-    sides = [results(*made, live, kind, **features) for kind in (torch.float64, dtype)]
+    sides = exact_and_rough(*made, live, **features)
     assert not wrong(computed, *sides)
     for name, x in computed.items():
         some = x.clone()
@@ -76,6 +84,6 @@ def test_a_right_kernel_passes_and_wrong_ones_do_not(dtype):
         nothing = torch.full_like(x, torch.nan)
         assert any(fault.startswith(name) for fault in wrong({**computed, name: nothing}, *sides))
     other = live.roll(1, -1)
-    late = [results(*made, other, kind, **features) for kind in (torch.float64, dtype)]
+    late = exact_and_rough(*made, other, **features)
     faults = wrong(computed, *late)
     assert len(faults) == len(computed), "a mask that is off by one is seen in everything"

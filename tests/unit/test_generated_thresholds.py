@@ -16,7 +16,7 @@ from maskc.core.target import TARGETS
 from maskc.runtime.compiled import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.chosen_keys import live_of, on_grid
-from tests.support.exact_attention import called, results, tensors, wrong
+from tests.support.exact_attention import called, exact_and_rough, tensors, wrong
 from tests.support.hopper import nan_memory
 
 MASK = mc.topk(9, mc.causal()) | mc.window(mc.param("near", 3))
@@ -50,7 +50,7 @@ def check(attn, **data):
     live = live_of(MASK, q, k, data)
     with nan_memory():
         computed = called(attn, q, k, v, dout, data=data)
-    sides = (results(q, k, v, dout, live, kind) for kind in (torch.float64, q.dtype))
+    sides = exact_and_rough(q, k, v, dout, live)
     assert not wrong(computed, *sides)
 
 

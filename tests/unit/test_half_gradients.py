@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import maskc as mc
+from tests.support.exact_attention import by_autograd
 from tests.support.thorough import alternating
 
 pytestmark = [pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning")]
@@ -32,15 +33,6 @@ def drawn(generator, n_q, n_kv, keys, dtype):
     return made, chosen
 
 
-def by_autograd(made, live, scale, kind):
-    """dq, dk, dv in fp64, of a computation in `kind`."""
-    *leaves, dout = (x.to(kind) for x in made)
-    leaves = [x.requires_grad_() for x in leaves]
-    scores = (scale * (leaves[0] @ leaves[1].transpose(-1, -2))).masked_fill(~live, -torch.inf)
-    out = torch.softmax(scores, -1) @ leaves[2]
-    return [x.double() for x in torch.autograd.grad(out, leaves, dout)]
-
-
 @pytest.mark.parametrize(
     ("dtype", "scale"), alternating([torch.bfloat16, torch.float16], [DIM**-0.5, 1.0])
 )
@@ -53,8 +45,8 @@ def test_within_twice_the_error_of_pytorch(dtype, scale):
         q, k, v, dout = made
         out, lse = attn(q, k, v, return_lse=True, scale=scale, t=live)
         gradients = attn.backward(q, k, v, out, lse, dout, scale=scale, t=live)
-        exact = by_autograd(made, live, scale, torch.float64)
-        rough = by_autograd(made, live, scale, dtype)
+        exact = by_autograd(made, live, torch.float64, scale=scale)
+        rough = by_autograd(made, live, dtype, scale=scale)
         # A row with one key has gradient 0, the difference of two numbers that are fp32.
         spare = 1e-5 * scale
         for name, x, wanted, peer in zip(("dq", "dk", "dv"), gradients, exact, rough, strict=True):
@@ -75,7 +67,7 @@ def test_out_decides_where_it_is_not_of_these_keys_alone(dtype):
     pieces = [
         attn.backward(q, k, v, out, lse, dout, t=live & own) for own in (first, ~first)
     ]  # fmt: skip
-    exact = by_autograd(made, live, DIM**-0.5, torch.float64)
+    exact = by_autograd(made, live, torch.float64)
     for x, y, wanted in zip(*pieces, exact, strict=True):
         error = (x.double() + y.double() - wanted).abs().max()
         assert error < 8 * EPS[dtype] * wanted.abs().max()

@@ -9,21 +9,13 @@ import torch
 
 import maskc as mc
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, dense, tensors, vectors
+from tests.support.exact_attention import by_autograd, called, dense, tensors, vectors
 from tests.support.hopper import compiled, half, modes
 from tests.support.thorough import alternating, more, pairwise
 
 EPS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 FEW = mc.window(2) | mc.sinks(1) & mc.where(lambda q, k: q % 3 == 0)
 SHORT = mc.block_diagonal(4) & mc.where(lambda q, k: (q + k) % 3 > 0)
-
-
-def by_autograd(made, live, kind, **features):
-    leaves = [x.detach().to(kind).requires_grad_() for x in made[:3]]
-    group = made[0].shape[1] // made[1].shape[1]
-    repeated = [x.repeat_interleave(group, 1) for x in leaves[1:]]
-    out = dense(leaves[0], *repeated, live, **features)[0]
-    return [x.double() for x in torch.autograd.grad(out, leaves, made[3].to(kind))]
 
 
 def judge(attn, made, live, dtype, **features):

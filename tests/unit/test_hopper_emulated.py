@@ -24,7 +24,7 @@ from maskc.patterns import block_diffusion
 from maskc.runtime.launch.sequence import PartedPlan
 from maskc.testing.emulator import machine
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.exact_attention import called, exact_and_rough, live_pairs, vectors, wrong
 from tests.support.hopper import (
     BAND,
     WAYS,
@@ -388,7 +388,7 @@ def test_what_these_tests_would_find(monkeypatch, name):
 
     q, k, v, _ = made = given(300, 700, 64)
     live = live_pairs(mc.causal(), 300, 700)
-    sides = [results(*made, live, kind, backward=False) for kind in (torch.float64, q.dtype)]
+    sides = exact_and_rough(*made, live, backward=False)
     assert not wrong(called(compiled(mc.causal(), mode="default"), q, k, v), *sides)
     monkeypatch.setattr(machine, "loaded", faulty)
     attn = compiled(mc.causal(), mode="default")

@@ -397,7 +397,7 @@ def test_many_ids_are_bits(ids, n_q, n_kv, align, inside):
     for i, own in enumerate(lifted.lists):
         low, high = (widths.number(end, values) for end in (own.low, own.high))
         value = np.arange(low, high + 1)
-        env[f"ids.{i}"] = np.isin(value, sorted(ids)).astype(np.int32)
+        env[f"ids:{i}"] = np.isin(value, sorted(ids)).astype(np.int32)
     assert (
         np.broadcast_to(evaluate(lifted.shape, env), (n_q, n_kv)) == mask.dense(n_q, n_kv)
     ).all()

@@ -497,3 +497,4 @@ def test_groups_of_many_short_heads(backward, most):
     assert work.heads_per_group(rule, 16, 512, backward) == most
     assert work.heads_per_group(rule, 16, most + 1, backward) == most // 2 + 1
     assert work.heads_per_group(rule, 1 << 19, 512, backward) == 2
+    assert work.heads_per_group(WorkList(48), 16, 16, backward) == 2  # of 3, one would be left

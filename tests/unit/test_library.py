@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 
@@ -57,7 +58,16 @@ def files(monkeypatch):
 
 def made(*lines: str) -> list[str]:
     text = "\n".join((*lines, '#include "a/kernel.cuh"'))
-    return [line for line in standing_alone(text).splitlines() if line]
+    lines = standing_alone(text).splitlines()
+    return [line for line in lines if line and not line.startswith("// ====")]
+
+
+def test_marks_say_from_which_file_lines_are():
+    text = standing_alone('#define FAST 1\n#define LEVEL 0\n#include "a/kernel.cuh"\nend();\n')
+    lines = [line for line in text.splitlines() if line]
+    assert lines[2:5] == ["// ======== a/kernel.cuh", "// A kernel.", "// ======== a/part.cuh"]
+    assert lines[6:8] == ["// ======== a/kernel.cuh", "fast();"]
+    assert lines[-2:] == ["// ======== the config header", "end();"]
 
 
 def test_what_a_header_defines_decides_branches_and_policies():
@@ -101,7 +111,8 @@ def test_macros_of_the_compiler_are_left_alone():
     text = "#ifndef PERSISTENT\n#define PERSISTENT 0\n#endif\n#if PERSISTENT\nx();\n#endif\n"
     assert standing_alone(text) == text
     assert library_of(text) == ""
-    assert standing_alone(f'{text}#include "a/one.cuh"\n') == f"{text}one();\n"
+    marked = f"{text}\n// ======== a/one.cuh\n\none();\n"
+    assert standing_alone(f'{text}#include "a/one.cuh"\n') == marked
 
 
 def test_the_digest_is_of_files_without_comments(monkeypatch):
@@ -177,3 +188,15 @@ def test_templates_include_files_that_exist():
         text = file.read_text("utf-8")
         for name in re.findall(r'(?:include|from) "([\w/]+\.(?:h|cuh)(?:\.j2)?)"', text):
             assert (folder / name).is_file(), f"{file.name} includes {name}"
+
+
+@pytest.mark.parametrize("switch", [switch for switch in ATTENTION if "SCORE" not in switch][1:])
+def test_blocks_are_packed_as_they_are_declared(switch):
+    """The end included: another block may follow."""
+    fields = ATTENTION[switch]
+    packing, declared = abi.packer(fields), abi.structure(fields)
+    values = range(1, 1 + sum(field.count for field in fields))
+    block = declared.from_buffer_copy(packing.pack(*values))
+    members = [getattr(block, field.name) for field in fields]
+    assert [x for y in members for x in (y if hasattr(y, "__len__") else [y])] == [*values]
+    assert packing.size == ctypes.sizeof(declared)

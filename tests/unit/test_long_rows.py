@@ -14,7 +14,7 @@ from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from tests.support.emulated import emulated_card  # noqa: F401
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.exact_attention import called, exact_and_rough, live_pairs, vectors, wrong
 from tests.support.exact_entmax import check as check_entmax
 from tests.support.hopper import check, nan_memory
 from tests.support.ledger import build
@@ -37,10 +37,7 @@ def forward(mask, n_q, n_kv, dims, heads, kv_heads, batch=1, **options):
     attn = mask.compile(dims[0], head_dim_v=dims[1], n_heads=heads, target="sm_80")
     live = live_pairs(mask, n_q, n_kv, heads=heads)
     q, k, v, dout = made
-    sides = [
-        results(q, k, v, dout, live, kind, backward=False, **options)
-        for kind in (torch.float64, q.dtype)
-    ]
+    sides = exact_and_rough(q, k, v, dout, live, backward=False, **options)
     with nan_memory():
         computed = called(attn, q, k, v, None, **options)
     assert not wrong(computed, *sides)

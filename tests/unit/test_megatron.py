@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import maskc as mc
 from maskc.core.errors import MaskcError
 from maskc.integrations.megatron import DotProductAttention
-from tests.support import engine_stubs, rank_threads
+from tests.support import engine_stubs, exact_attention, rank_threads
 
 MEGATRON = engine_stubs.classes(engine_stubs.MEGATRON)
 AttnMaskType, PackedSeqParams = MEGATRON.AttnMaskType, MEGATRON.PackedSeqParams
@@ -297,11 +297,8 @@ def module():
 
 def exact_titan(q, k, v, keep, scale):
     """out [B, L, N, H] and lse [B, L, N]."""
-    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
-    out = sdpa(q, k, v, keep, scale=scale, enable_gqa=True)
-    scores = q @ k.repeat_interleave(2, 1).mT * (scale or q.shape[-1] ** -0.5)
-    lse = scores.masked_fill(~keep, -torch.inf).logsumexp(-1)
-    return out.transpose(1, 2), lse.transpose(1, 2)
+    results = exact_attention.exact(*(x.transpose(1, 2) for x in (q, k, v)), keep, scale=scale)
+    return tuple(x.transpose(1, 2) for x in results)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -13,6 +13,7 @@ import torch
 
 import maskc as mc
 from maskc.core.errors import BadOption, BadShape, DataUnknown, NotAMask, NotAScore
+from tests.support.exact_attention import exact
 from tests.support.exact_entmax import weights
 
 N, H, D = 20, 4, 16
@@ -22,17 +23,6 @@ MASK = mc.causal() & (mc.sinks(2) | mc.window(5))
 def operands(batch: int = 2, heads_kv: int = 2) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     return tuple(torch.randn(batch, h, N, D, requires_grad=True) for h in (H, heads_kv, heads_kv))
-
-
-def dense(q: Any, k: Any, v: Any, mask: mc.Mask = MASK, sinks: Any = None) -> Any:
-    """The module in plain PyTorch."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    scores = scores.masked_fill(~torch.as_tensor(mask.dense(q.shape[2], k.shape[2])), -torch.inf)
-    if sinks is not None:
-        extra = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
-        return torch.cat([scores, extra], -1).softmax(-1)[..., :-1] @ v
-    return scores.softmax(-1) @ v
 
 
 class Model(torch.nn.Module):
@@ -67,7 +57,7 @@ def test_results_and_gradients() -> None:
     out = module(q, k, v)
     mine = torch.autograd.grad(out.pow(2).sum(), (q, k, v, module.sink_logits))
     given = sinks.clone().requires_grad_()
-    right = dense(q, k, v, sinks=given)
+    right = exact(q, k, v, MASK.dense(N), sink_logits=given)[0].float()
     torch.testing.assert_close(out, right)
     theirs = torch.autograd.grad(right.pow(2).sum(), (q, k, v, given))
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

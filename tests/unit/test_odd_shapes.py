@@ -15,7 +15,7 @@ import maskc as mc
 from maskc.core.problem import Direction
 from maskc.plan.families import sm80
 from maskc.testing.emulator import machine
-from tests.support.exact_attention import called, live_pairs, results, wrong
+from tests.support.exact_attention import called, exact_and_rough, live_pairs, wrong
 from tests.support.hopper import nan_memory
 
 DTYPES = {"cpu": "float32", "simt": "float32", "sm_80": "bfloat16", "sm_90a": "bfloat16"}
@@ -64,7 +64,7 @@ def passes(attn, q, k, v, dout):
 def judged(attn, made):
     live = live_pairs(MASK, made[0].shape[2], made[1].shape[2], device="cpu")
     computed = passes(attn, *made)
-    exact, rough = (results(*made, live, kind) for kind in (torch.float64, made[0].dtype))
+    exact, rough = exact_and_rough(*made, live)
     if made[0].dtype != torch.float32:
         assert not wrong(computed, exact, rough)
         return

@@ -1,6 +1,6 @@
 """Head dimensions between the widths that tensor cores' kernels have, rows that copies fill up with
-zeros, and the widths that differ from others: 32, and 192 with 128 for v. In the emulator, against
-fp64, in memory full of NaN."""
+zeros, and the widths that differ from others: 32, 48, 80, 112, 160, and 192 with 128 for v. In the
+emulator, against fp64, in memory full of NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.support.hopper import BAND, check, compiled, modes
 from tests.support.thorough import alternating, chiefly, more
 
 TENSOR_CORES = ["sm_80", "sm_90a"]
-DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]
+DIMS = [
+    (8, 8), (40, 40), (72, 72), (88, 88), (104, 104), (160, 160), (16, 8), (192, 128), (64, 128),
+]  # fmt: skip
 BOTH_SIDES = mc.window(5, 5) | mc.dilated(9, stride=3)
 ALONE = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
 
@@ -46,12 +48,7 @@ def spaced(x):
     alternating(
         chiefly(
             [*DIMS, (32, 32), (160, 96), (200, 200), (24, 24), (136, 136), (248, 72)],
-            (8, 8),
-            (40, 40),
-            (104, 104),
-            (16, 8),
-            (64, 128),
-            (192, 128),
+            *((8, 8), (40, 40), (72, 72), (104, 104), (160, 160), (16, 8), (64, 128), (192, 128)),
         ),
         TENSOR_CORES,
     ),
@@ -163,7 +160,11 @@ def test_parts_join(target):
 
 @pytest.mark.parametrize(
     ("dims", "target"),
-    [((40, 40), "sm_80"), ((104, 72), "sm_90a"), ((192, 128), "sm_90a"), more((32, 32), "sm_90a")],
+    [
+        ((40, 40), "sm_80"),
+        *(((dim, dim_v), "sm_90a") for dim, dim_v in ((104, 72), (192, 128), (160, 160))),
+        more((32, 32), "sm_90a"),
+    ],
     ids=str,
 )
 def test_entmax(dims, target):
@@ -188,8 +189,12 @@ def test_every_multiple_of_eight_has_a_kernel(name):
     problems = {dim: Problem(dim, dim, DType.bfloat16) for dim in range(1, 513)}
     found = {dim for dim, problem in problems.items() if not target.lacks(problem)}
     assert found == set(range(8, target.head_dims[-1] + 1, 8))
-    assert {target.padded(problems[dim]).head_dim for dim in found} == set(target.head_dims)
-    assert all(not target.pads(problems[dim]) for dim in target.head_dims)
+    own = {x.of_qk for x in target.further if x.of_qk == x.of_v} | set(target.head_dims)
+    assert {target.padded(problems[dim]).head_dim for dim in found} == own
+    assert all(target.padded(problems[dim]) == problems[dim] for dim in own)
+    assert {target.padded(problems[dim], form="gather").head_dim for dim in found} == set(
+        target.head_dims
+    )
 
 
 @pytest.mark.parametrize("name", TENSOR_CORES)

@@ -9,7 +9,7 @@ import torch
 
 import maskc as mc
 from maskc.testing.emulator import machine
-from tests.support.exact_attention import called, results, tensors, vectors, wrong
+from tests.support.exact_attention import called, exact_and_rough, tensors, vectors, wrong
 from tests.support.hopper import nan_memory
 from tests.support.thorough import alternating
 
@@ -115,7 +115,7 @@ def check(name, target, dim, dtype, *, deterministic=False, **features):
     made = tensors(N, N, dim, dtype, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, device="cpu")
     attn = mask.compile(head_dim=dim, n_heads=HEADS, dtype=dtype, target=target)
     live = live_pairs(name)
-    exact, rough = (results(*made, live, kind, **features) for kind in (torch.float64, dtype))
+    exact, rough = exact_and_rough(*made, live, **features)
     computed = called(attn, *made, there, deterministic=deterministic, **features)
     if dtype != torch.float32:
         assert not wrong(computed, exact, rough)

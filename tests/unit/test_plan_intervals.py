@@ -15,6 +15,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import HELD
 from maskc.core.evaluator import evaluate
+from maskc.core.gathering import Span
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.dsl.nodes import default_parameters
@@ -24,14 +25,13 @@ from maskc.layout import bind_arrays, held_arrays, sequence_arrays
 from maskc.patterns import block_diffusion
 from maskc.plan.data_intervals import RUN, DataIntervals, data_intervals
 from maskc.plan.intervals import MOST, Interval, intervals
-from maskc.plan.ranges import TileRange
 from maskc.testing.strategies import data_for, lengths, masks, plain_atoms
 from tests.support.thorough import examples
 
 SIZES = [(0, 0), (1, 1), (1, 9), (9, 1), (0, 5), (5, 0), (7, 7), (24, 24), (13, 30), (30, 13)]
 
 
-def union(spans: list[TileRange], variable: str, env: dict[str, int]) -> np.ndarray:
+def union(spans: list[Span], variable: str, env: dict[str, int]) -> np.ndarray:
     """bool: which of one side's tokens lie in some interval of each of the other's.
 
     Bounds are cut off at the ends of the sequence, as a kernel does.

@@ -18,6 +18,7 @@ from torch.nn.attention import flex_attention as flex
 
 import maskc as mc
 from maskc.core.errors import NotTraceable
+from tests.support.exact_attention import exact
 
 SEQUENCES, HEADS, N = 2, 2, 24
 Mod = Callable[..., object]
@@ -45,12 +46,10 @@ def check(mod: Mod, n_q: int = N, n_kv: int | None = None) -> mc.Mask:
 def attends(mod: Mod, n_q: int = N, n_kv: int | None = None) -> None:
     """Compare the result of attention with PyTorch's with the dense matrix."""
     n_kv = n_q if n_kv is None else n_kv
-    right = torch.from_numpy(vmapped(mod, n_q, n_kv))
     q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (n_q, n_kv, n_kv))
-    scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
-    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    wanted, _ = exact(q, k, v, vmapped(mod, n_q, n_kv))
     out = mc.attention(q, k, v, mc.from_mask_mod(mod))
-    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 # ------------------------------------------------------------------ attention-gym

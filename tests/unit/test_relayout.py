@@ -24,9 +24,9 @@ from maskc.core.target import TARGETS
 from maskc.dsl.slots import with_captured
 from maskc.ir import relayout, sets
 from maskc.ir.decompose import decompose
-from maskc.ir.relayout import RelayoutPart, parts
+from maskc.ir.relayout import parts
 from maskc.ir.set_comparison import equals
-from maskc.ir.types import MaskIR, PieceKind
+from maskc.ir.types import MaskIR, MaskPart, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan
 from maskc.testing.strategies import data_for, lengths, masks
@@ -66,13 +66,13 @@ def kept(keep: E.Expr, ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object])
     return np.broadcast_to(evaluate(keep, env), (n_q, n_kv))
 
 
-def counted(part: RelayoutPart, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
+def counted(part: MaskPart[MaskIR], n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
     """Count how often each pair is in the part; its pieces must say the same."""
     count = np.zeros((n_q, n_kv), dtype=int)
-    if N_KV_OF_ALL in part.ir.params:
+    if N_KV_OF_ALL in part.inner.params:
         data = {**data, N_KV_OF_ALL: n_kv}
     for run in views(part.stride, part.keys, n_q, n_kv):
-        ir, sizes = part.ir, (run.n_q, run.n_kv)
+        ir, sizes = part.inner, (run.n_q, run.n_kv)
         inner = kept(ir.keep, ir, *sizes, data)
         pieces = [kept(piece.keep, ir, *sizes, data).astype(int) for piece in ir.pieces]
         assert (sum(pieces, np.zeros(sizes, dtype=int)) == inner).all(), "pieces of a part"
@@ -83,12 +83,12 @@ def counted(part: RelayoutPart, n_q: int, n_kv: int, data: dict[str, object]) ->
 
 
 def check(
-    mask: mc.Mask, found: tuple[RelayoutPart, ...], n_q: int, n_kv: int, data: dict[str, object]
+    mask: mc.Mask, found: tuple[MaskPart[MaskIR], ...], n_q: int, n_kv: int, data: dict[str, object]
 ) -> None:
     strides = [part.stride for part in found if part.keys is None]
     assert strides == sorted(set(strides))
     assert all(part.keys is None for part in found[: len(strides)])
-    assert not any(part.ir.data for part in found if part.stride > 1)
+    assert not any(part.inner.data for part in found if part.stride > 1)
     if any(part.aligned and (n_kv - n_q) % part.stride for part in found):
         return
     own = with_captured(mask, data, None, n_q, n_kv)[1]
@@ -199,8 +199,8 @@ def test_named_lengths():
 # ------------------------------------------------------------------ named masks
 
 
-def told(found: tuple[RelayoutPart, ...]) -> list[tuple[int, str]]:
-    return [(part.stride, to_people(part.ir.keep)) for part in found]
+def told(found: tuple[MaskPart[MaskIR], ...]) -> list[tuple[int, str]]:
+    return [(part.stride, to_people(part.inner.keep)) for part in found]
 
 
 def strides(ir: MaskIR) -> list[int]:
@@ -236,7 +236,7 @@ BEHIND = "(k <= q + n_kv - n_q) & (k >= q + n_kv - n_q - {})"
 def test_one_stride(mask, stride, inner):
     pieces = parts(decomposed(mask))
     assert told(pieces) == [(stride, inner)]
-    assert pieces[0].ir.pieces
+    assert pieces[0].inner.pieces
 
 
 def test_every_piece_has_its_largest_stride():
@@ -266,23 +266,23 @@ def test_masks_that_stay_whole(mask):
     pieces = parts(ir)
     assert len(pieces) == 1
     assert pieces[0].stride == 1
-    assert pieces[0].ir is ir
+    assert pieces[0].inner is ir
 
 
 def test_slashes_go_along_with_a_stride_that_divides_their_distance():
     mask = mc.dilated(9, 1, stride=4) - mc.window(3, 3)
     (part,) = parts(decomposed(mask))
     assert part.stride == 4
-    assert same(part.ir, mc.window(9, 1) - mc.offsets([0]))
+    assert same(part.inner, mc.window(9, 1) - mc.offsets([0]))
     wide = mask | mc.offsets([8 * 40, 1001, 2002])
     rest, part = parts(decomposed(wide))
-    assert same(rest.ir, mc.offsets([1001, 2002]))
-    assert same(part.ir, (mc.window(9, 1) - mc.offsets([0])) | mc.offsets([80]))
+    assert same(rest.inner, mc.offsets([1001, 2002]))
+    assert same(part.inner, (mc.window(9, 1) - mc.offsets([0])) | mc.offsets([80]))
     both = mc.dilated(6, stride=2) | mc.dilated(6, stride=4) | mc.offsets([82, 84, 1001])
     rest, by_two, by_four = parts(decomposed(both))
-    assert same(rest.ir, mc.offsets([1001]))
-    assert same(by_two.ir, mc.window(6) | mc.offsets([41]))
-    assert same(by_four.ir, mc.window(6) - mc.window(3) | mc.offsets([21]))
+    assert same(rest.inner, mc.offsets([1001]))
+    assert same(by_two.inner, mc.window(6) | mc.offsets([41]))
+    assert same(by_four.inner, mc.window(6) - mc.window(3) | mc.offsets([21]))
 
 
 def test_exponential_dilation_is_one_band_per_stride():
@@ -291,7 +291,7 @@ def test_exponential_dilation_is_one_band_per_stride():
     assert told(pieces)[0] == (1, BEHIND.format(63))
     further = "(k <= q + n_kv - n_q - 32) & (k >= q + n_kv - n_q - 63)"
     assert told(pieces)[1:] == [(2**level, further) for level in range(1, 5)]
-    assert all([piece.kind for piece in part.ir.pieces] == [PieceKind.band] for part in pieces)
+    assert all([piece.kind for piece in part.inner.pieces] == [PieceKind.band] for part in pieces)
 
 
 def test_window_or_dilation():
@@ -300,9 +300,9 @@ def test_window_or_dilation():
     assert told((near,)) == [(1, "(k >= q + n_kv - n_q - 3) & (k <= q + n_kv - n_q + 3)")]
     assert far.stride == 2
     inner = mc.window(9, 9) - mc.window(1, 1)
-    assert same(far.ir, inner)
-    assert [piece.kind for piece in far.ir.pieces] == [PieceKind.band] * 2
-    terms = {origin.term for _, origin in far.ir.origins}
+    assert same(far.inner, inner)
+    assert [piece.kind for piece in far.inner.pieces] == [PieceKind.band] * 2
+    terms = {origin.term for _, origin in far.inner.origins}
     assert terms == {"window(3, 3)", "dilated(9, 9, stride=2)"}
 
 
@@ -322,12 +322,12 @@ def test_published_masks_inside_their_classes():
     strided = parts(published("sparse_transformer_strided", stride=8))
     assert told(strided) == [(1, BEHIND.format(7)), (8, "k < q + n_kv - n_q")]
     rest, dilated = parts(published("dilated_longformer", window=16, n_global=5))
-    assert [piece.kind for piece in rest.ir.pieces] == [PieceKind.columns, PieceKind.rows]
-    assert same(dilated.ir, mc.window(16, 16))
-    assert same(rest.ir, mc.global_tokens(5) - mc.dilated(16, 16, stride=2))
+    assert [piece.kind for piece in rest.inner.pieces] == [PieceKind.columns, PieceKind.rows]
+    assert same(dilated.inner, mc.window(16, 16))
+    assert same(rest.inner, mc.global_tokens(5) - mc.dilated(16, 16, stride=2))
     rows, columns = parts(decomposed(mc.block_diagonal(8) | mc.dilated(mc.n_kv, mc.n_q, stride=8)))
-    assert same(rows.ir, mc.block_diagonal(8))
-    assert same(columns.ir, ~mc.offsets([0])), "without what rows have"
+    assert same(rows.inner, mc.block_diagonal(8))
+    assert same(columns.inner, ~mc.offsets([0])), "without what rows have"
 
 
 # ------------------------------------------------------------------ masks of parts
@@ -339,26 +339,26 @@ def test_parts_read_what_they_need_and_accept_what_the_mask_does():
     )
     ir = decomposed(mask)
     rest, dilated = parts(ir)
-    assert (dilated.stride, dilated.ir.data, dilated.ir.params) == (4, (), {"w": 5})
-    assert (rest.ir.data, rest.ir.params) == (ir.data, {"u": 9, "w": 5})
-    assert rest.ir.declared == dilated.ir.declared == {"w", "u", "doc"}
+    assert (dilated.stride, dilated.inner.data, dilated.inner.params) == (4, (), {"w": 5})
+    assert (rest.inner.data, rest.inner.params) == (ir.data, {"u": 9, "w": 5})
+    assert rest.inner.declared == dilated.inner.declared == {"w", "u", "doc"}
 
 
 def test_comparisons_of_a_class_know_the_users_term():
     (part,) = parts(decomposed(mc.dilated(9, 2, stride=4)))
-    comparisons = {n for n in E.walk(part.ir.keep) if isinstance(n, E.Cmp)}
-    assert {atom for atom, _ in part.ir.origins} == comparisons
-    assert {origin.term for _, origin in part.ir.origins} == {"dilated(9, 2, stride=4)"}
+    comparisons = {n for n in E.walk(part.inner.keep) if isinstance(n, E.Cmp)}
+    assert {atom for atom, _ in part.inner.origins} == comparisons
+    assert {origin.term for _, origin in part.inner.origins} == {"dilated(9, 2, stride=4)"}
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_80", "sm_90a"])
 def test_parts_can_be_planned(target):
     problem = driver.problem(64, None, None, "float32" if target == "cpu" else "bfloat16")
     for part in parts(published("exponential_dilation")):
-        assert analyse(part.ir).translation_invariant.holds
-        made = plan(HeadGroups((part.ir,), (analyse(part.ir),), ()), problem, TARGETS[target])
+        assert analyse(part.inner).translation_invariant.holds
+        made = plan(HeadGroups((part.inner,), (analyse(part.inner),), ()), problem, TARGETS[target])
         assert made.use_ranges, "a band needs no lists"
-    rest = parts(published("dilated_longformer"))[0].ir
+    rest = parts(published("dilated_longformer"))[0].inner
     plan(HeadGroups((rest,), (analyse(rest),), ()), problem, TARGETS[target])
 
 
@@ -373,7 +373,7 @@ def test_a_question_too_hard_leaves_pieces_where_they_are(operations, monkeypatc
     monkeypatch.setattr(relayout, "budget", lambda: sets.budget(operations))
     pieces = parts(ir)
     if operations == 1:
-        assert pieces == (RelayoutPart(1, ir),)
+        assert pieces == (MaskPart(1, ir),)
     check(mask, pieces, 33, 33, {})
     check(mask, pieces, 12, 29, {})
 
@@ -391,7 +391,7 @@ def test_a_wrong_reading_is_noticed(monkeypatch):
 
 def test_an_undecomposed_mask_is_one_part():
     ir = driver.lowered(mc.dilated(9, stride=4))
-    assert parts(ir) == (RelayoutPart(1, ir),)
+    assert parts(ir) == (MaskPart(1, ir),)
 
 
 # ------------------------ strides that run with a lesser one
@@ -403,12 +403,12 @@ def test_strides_run_together():
     asked = []
     rest, four = parts(ir, lambda e: asked.append(e) or {1: 1, 2: 1, 4: 4, 8: 4, 16: 4})
     assert asked == [{1: None, 2: 31, 4: 31, 8: 31, 16: 31}]
-    assert same(rest.ir, mc.window(63) | mc.dilated(63, stride=2))
+    assert same(rest.inner, mc.window(63) | mc.dilated(63, stride=2))
     inner = [mc.dilated(63, stride=2**i) - mc.dilated(31, stride=2**i) for i in range(3)]
-    assert same(four.ir, inner[0] | inner[1] | inner[2])
+    assert same(four.inner, inner[0] | inner[1] | inner[2])
     assert not parts(decomposed(mc.dilated(W, stride=4)), lambda e: {4: 4})[0].aligned
     (whole,) = parts(ir, lambda e: dict.fromkeys(e, 1))
-    assert whole.ir is ir
+    assert whole.inner is ir
 
 
 def test_what_holds_at_aligned_lengths_keeps_its_stride():

@@ -232,7 +232,7 @@ def test_a_section_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch):
     from maskc.core.errors import NoDevice
 
     def refuse(*given: Any, **more: Any) -> Any:
-        raise NoDevice("cpu", "it is away")
+        raise NoDevice("target cpu", "it is away")
 
     monkeypatch.setattr("maskc.plan.loops.loop_nest", refuse)
     text = text_of(report_of(MASKS["streaming"]), "pseudocode")

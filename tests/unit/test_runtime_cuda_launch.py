@@ -377,7 +377,7 @@ def test_the_default_target(monkeypatch):
     pytest.importorskip("cupy")
     half = replace(bundle("band").problem, head_dim=64, head_dim_v=64, dtype=DType.bfloat16)
     hopper = replace(
-        TARGETS["sm_90a"], directions=(Direction.forward,), head_dims=(64,), unequal=()
+        TARGETS["sm_90a"], directions=(Direction.forward,), head_dims=(64,), further=()
     )
     monkeypatch.setitem(TARGETS, "sm_90a", hopper)
     monkeypatch.setattr(device, "gpus", lambda: ())

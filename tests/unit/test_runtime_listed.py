@@ -18,11 +18,9 @@ from maskc.dispatch.listed_split import ListedLines, tokens_of, whole_facts
 from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.layout.work.tile_counts import Adders
-from maskc.reference.attention import attention, gradients
-from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from tests.support.scores import FORMULAS, close
+from tests.support.scores import FORMULAS, judged_passes
 from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
@@ -35,6 +33,7 @@ MASKS = {
     "parameter": mc.window(mc.param("w", 5)) | mc.global_tokens(IDS),
     "flags": mc.window(8, 8) | mc.flags("g"),
     "name": mc.causal() & (mc.window(8) | mc.global_tokens("g")),
+    "other flags": mc.window(8, 8) | mc.flags("g", on="q") & mc.flags("f"),
 }
 
 
@@ -44,9 +43,11 @@ def mask_of(mask, dtype="float32"):
 
 
 def data_of(name, n_kv, seed=0):
-    if name not in ("flags", "name"):
+    if name not in ("flags", "name", "other flags"):
         return {}
-    return {"g": np.random.default_rng(seed).random(n_kv) < 0.06}
+    rng = np.random.default_rng(seed)
+    data = {"g": rng.random(n_kv) < 0.06}
+    return data | {"f": rng.random(n_kv) < 0.5} if name == "other flags" else data
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, finds its distances by the lists."""
     attn = quiet(mask_of(MASKS[name]), path)
     for n_q, n_kv in ((130, 130), (61, 130), (130, 61), (1, 40), (30, 2)):
-        if name == "name" and n_q > n_kv:
+        if name in ("name", "other flags") and n_q > n_kv:
             continue  # queries beyond the tokens have no flags
         data = data_of(name, n_kv)
         keep = MASKS[name].dense(n_q, n_kv, **data)
@@ -88,15 +89,10 @@ def test_formulas(formula, name, deterministic):
         rng = np.random.default_rng(0)
         q, dout = (rng.normal(size=(2, 2, n_q, 32)).astype(np.float32) for _ in range(2))
         k, v = (rng.normal(size=(2, 1, n_kv, 32)).astype(np.float32) for _ in range(2))
-        out, lse = attn(q, k, v, return_lse=True, **data)
-        exact, live = ScoreOf(score.inputs, data, n_q, n_kv), mask.dense(n_q, n_kv)
-        for found, right in zip((out, lse), attention(q, k, v, live, score=exact), strict=True):
-            close(found, right)
-        right = gradients(q, k, v, live, dout, score=exact)
-        found = attn.backward(q, k, v, out, lse, dout, deterministic=deterministic, **data)
-        own = [f"d {key}" for key in attn.trainable if key in data]
-        for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
-            close(gradient, right[key], key)
+        judged_passes(
+            attn, (q, k, v, dout), mask.dense(n_q, n_kv), score=score, data=data,
+            deterministic=deterministic,
+        )  # fmt: skip
         assert any(source.startswith("part1") for source, _, _ in attn.all_reports)
 
 
@@ -154,9 +150,9 @@ def test_flags_of_one_sequence_are_those_of_all():
 
 
 def test_they_run_where_they_pay():
-    def runs(mask, n=2048):
+    def runs(mask, n=2048, **data):
         attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
-        attn(*case(n, n, (1, 1), 1, (16, 16)).qkv)
+        attn(*case(n, n, (1, 1), 1, (16, 16)).qkv, **data)
         return isinstance(attn._last[1], ListedRowsPlan)
 
     spread = list(range(7, 2048, 128))
@@ -164,6 +160,10 @@ def test_they_run_where_they_pay():
     assert runs(mc.causal() & (mc.window(16) | mc.global_tokens(spread).columns))
     assert not runs(mc.window(16, 16) | mc.global_tokens([3, 5, 9, 11]).columns)
     assert not runs(mc.window(16, 16) | mc.global_tokens([3, 5, 9, 11]))
+    flags = {"g": np.isin(np.arange(2048), spread), "f": np.ones(2048, bool)}
+    assert runs(MASKS["other flags"], **flags)
+    assert not runs(MASKS["other flags"], **flags | {"f": np.arange(2048) < 32})
+    assert runs(MASKS["other flags"], **flags | {"f": flags["f"][None]})
 
 
 def test_what_a_list_adds_is_told_apart():
@@ -171,7 +171,7 @@ def test_what_a_list_adds_is_told_apart():
     (base, keys, rows) = analyse_heads(MASKS["both"]).parts
     assert base.listed is None
     assert (keys.listed.side, rows.listed.side) == ("k", "q")
-    assert rows.heads.masks[0].keep == E.ALWAYS
+    assert rows.inner.masks[0].keep == E.ALWAYS
     no_lists = (
         mc.causal() & mc.flags("g"),  # nothing without them
         mc.window(5) - mc.flags("g"),  # fewer pairs with them
@@ -202,6 +202,17 @@ def test_what_moves_rows_goes_along(target):
         assert attn.bundle.moving_source(target) is not None
         assert attn._planner.listed.active
         assert attn._planner.listed.on_device is ("at_most" in str(tokens))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "sm_90a"])
+def test_data_may_be_named_like_lists_of_the_runtime(target):
+    """Kernels are the same whatever a mask calls its data."""
+
+    def digests(name):
+        mask = mc.causal() & (mc.documents(name) | mc.global_tokens(range(0, 99, 7)).columns)
+        return [unit.digest for unit in mask.compile(64, target=target).bundle.units]
+
+    assert digests("ids") == digests("token") == digests("z")
 
 
 def test_long_lists_are_data_to_isl():

@@ -27,9 +27,8 @@ from maskc.core.errors import (
     ScoreOption,
     ScoreTable,
 )
-from maskc.reference.attention import attention, gradients
 from maskc.reference.scores import ScoreOf
-from tests.support.scores import FORMULAS, arrays, close, random_formulas
+from tests.support.scores import FORMULAS, arrays, close, judged_passes, random_formulas
 
 CAUSAL = mc.causal()
 
@@ -41,21 +40,8 @@ def both_passes(score, data, *, mask=CAUSAL, n_q=70, n_kv=70, heads=2, kv_heads=
     q, dout = (rng.normal(size=(batch, heads, n_q, dim)).astype(np.float32) for _ in range(2))
     k, v = (rng.normal(size=(batch, kv_heads, n_kv, dim)).astype(np.float32) for _ in range(2))
     attn = mask.compile(dim, dtype="float32", target="cpu", score=score)
-    out, lse = attn(q, k, v, return_lse=True, **data, **options)
-    wanted = dict(options)
-    if "normalizer" in wanted:
-        wanted = {"alpha": 1.5}
     live = mask.dense(n_q, n_kv) if score.mask is None else (mask & score.mask).dense(n_q, n_kv)
-    made = ScoreOf(score.inputs, data, n_q, n_kv)
-    right, right_lse = attention(q, k, v, live, score=made, **wanted)
-    close(out, right)
-    close(lse, right_lse)
-    exact = gradients(q, k, v, live, dout, score=made, **wanted)
-    results = attn.backward(q, k, v, out, lse, dout, **data, **options)
-    names = ["dq", "dk", "dv", *(["dsink"] if "sink_logits" in options else [])]
-    own = [f"d {name}" for name in attn.trainable if isinstance(data.get(name), np.ndarray)]
-    for name, gradient in zip([*names, *own], results, strict=True):
-        close(gradient, exact.get(name, 0 * gradient), name)
+    judged_passes(attn, (q, k, v, dout), live, score=score, data=data, **options)
     return attn
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import maskc as mc
-from maskc.reference.attention import attention, gradients
+from maskc.reference.attention import attention
 from maskc.reference.scores import ScoreOf
 from tests.support.emulated import emulated_module  # noqa: F401
-from tests.support.scores import FORMULAS, close
+from tests.support.scores import FORMULAS, judged_passes
 from tests.support.thorough import more
 
 
@@ -21,23 +21,12 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
     generator = torch.Generator().manual_seed(0)
     q, dout = (torch.randn((2, 2, n, 16), generator=generator) for _ in range(2))
     k, v = (torch.randn((2, 1, n, 16), generator=generator) for _ in range(2))
-    tables = {key: torch.from_numpy(x) for key, x in data.items()}
     attn = mask.compile(16, dtype="float32", target="simt", score=score)
     assert attn.target.name == "simt"
-    out, lse = attn(q, k, v, return_lse=True, **tables, **options)
-    made, live = ScoreOf(score.inputs, data, n, n), mask.dense(n, n)
-    given = [x.numpy() for x in (q, k, v)]
-    wanted = {"alpha": 1.5} if "normalizer" in options else {}
-    right, right_lse = attention(*given, live, score=made, **wanted)
-    close(out, right)
-    close(lse, right_lse)
-    exact = gradients(*given, live, dout.numpy(), score=made, **wanted)
-    results = attn.backward(
-        q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
+    _, results = judged_passes(
+        attn, (q, k, v, dout), mask.dense(n, n), score=score, data=data,
+        deterministic=deterministic, **options,
     )  # fmt: skip
-    own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
-        close(gradient, exact[key], key)
     return results
 
 

@@ -14,12 +14,12 @@ from maskc import driver
 from maskc.core import target
 from maskc.core.cost import Cost
 from maskc.core.problem import Direction, Feature
-from maskc.reference.attention import attention, gradients
+from maskc.reference.attention import attention
 from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support.hopper import nan_memory
-from tests.support.scores import FORMULAS, arrays, random_formulas
+from tests.support.scores import FORMULAS, arrays, judged_passes, random_formulas
 from tests.support.thorough import alternating, chiefly, examples, more
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
@@ -36,7 +36,7 @@ emulated = pytest.mark.usefixtures("device")
 
 def near(found, right, name, tolerance):
     """Within a share of the largest number; infinite where that is right."""
-    found = found.float().numpy().astype(np.float64)
+    found = np.asarray(found, np.float64)
     same = found == right
     found, right = (np.where(same & np.isinf(right), 0, x) for x in (found, right))
     error = np.abs(found - right).max()
@@ -74,25 +74,15 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     generator = torch.Generator().manual_seed(0)
     q, dout = (torch.randn((2, 2, n, dim), generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
-    tables = {key: torch.from_numpy(x) for key, x in data.items()}
     attn = compiled(mask, score, dim, form, mode, kind)
-    out, lse = attn(q, k, v, return_lse=True, **tables, **options)
-    made = ScoreOf(score.inputs, data, n, n_kv)
-    live = mask.dense(n, n_kv) if live is None else live
-    given = [x.float().numpy() for x in (q, k, v)]
-    wanted = {"alpha": 1.5} if "normalizer" in options else {}
-    if "scale" in options:
-        wanted["scale"] = options["scale"]
-    right, right_lse = attention(*given, live, score=made, **wanted)
-    near(out, right, "out", 0.02)
-    near(lse, right_lse, "lse", 1e-3)
-    exact = gradients(*given, live, dout.float().numpy(), score=made, **wanted)
-    results = attn.backward(
-        q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
+
+    def compare(found, right, name):
+        near(found, right, name, {"out": 0.02, "lse": 1e-3}.get(name, 0.03))
+
+    _, results = judged_passes(
+        attn, (q, k, v, dout), mask.dense(n, n_kv) if live is None else live, score=score,
+        data=data, deterministic=deterministic, compare=compare, **options,
     )  # fmt: skip
-    own = [f"d {key}" for key in attn.trainable if key in tables]
-    for key, gradient in zip(["dq", "dk", "dv", *own], results, strict=True):
-        near(gradient, exact[key], key, 0.03)
     return results, {(source, mode) for source, mode, _ in attn.all_reports}
 
 
@@ -165,7 +155,7 @@ def decoded(name, n, n_kv, heads=6, kv_heads=2):
     made = ScoreOf(score.inputs, data, n, n_kv)
     given = [x.float().numpy() for x in (q, k, v)]
     right, right_lse = attention(*given, mc.causal().dense(n, n_kv), score=made)
-    near(out, right, "out", 0.02)
+    near(out.float(), right, "out", 0.02)
     near(lse, right_lse, "lse", 1e-3)
     return {(source, mode) for source, mode, _ in attn.all_reports}
 

@@ -8,6 +8,7 @@ import torch
 
 import maskc as mc
 from maskc.core.errors import ScoreTable
+from tests.support.exact_attention import eager
 
 B, H, N, D = 2, 4, 48, 16
 
@@ -19,17 +20,6 @@ def tensors(dtype=torch.float32, n=N, heads=H, batch=B, seed=0):
     return [x.requires_grad_() for x in found[:3]], found[3]
 
 
-def eager(score_mod, mask, q, k, v):
-    """Attention as FlexAttention means it, in float64: the score_mod on all pairs at once."""
-    q, k, v = (x.double() for x in (q, k, v))
-    batch, heads, n, dim = q.shape
-    b, h, i, j = torch.meshgrid(*map(torch.arange, (batch, heads, n, k.shape[2])), indexing="ij")
-    scores = q @ k.repeat_interleave(heads // k.shape[1], 1).mT / dim**0.5
-    logits = score_mod(scores, b, h, i, j).double()
-    logits = logits.masked_fill(~torch.from_numpy(mask.dense(n)), -torch.inf)
-    return torch.softmax(logits, -1) @ v.repeat_interleave(heads // v.shape[1], 1)
-
-
 def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
     """out, and the gradients of q, k, v and of learned tensors, compared with autograd's in
     float64."""
@@ -39,7 +29,7 @@ def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
     for run in (
         lambda q, k, v: mc.attention(q, k, v, mask, score=score),
         lambda q, k, v: eager(
-            score_mod, mask if score.mask is None else mask & score.mask, q, k, v
+            score_mod, (mask if score.mask is None else mask & score.mask).dense(N), q, k, v
         ),
     ):
         own, dout = tensors()
@@ -105,7 +95,7 @@ def test_tables_by_name():
 
     for x in (q, k, v, table, decay):
         x.grad = None
-    exact = eager(mod, mc.causal(), q, k, v)
+    exact = eager(mod, mc.causal().dense(q.shape[2]), q, k, v)
     i = torch.arange(N)
     s = mod((q.double() @ k.double().mT) / D**0.5, 0, torch.arange(H)[:, None, None],
             i[:, None], i)  # fmt: skip
@@ -156,7 +146,7 @@ def test_an_optimizer_step_needs_no_plan(name, learned):
     for _ in range(3):
         check(score_mod, *([p] if learned else []), score=score)
         (q, k, v), _ = tensors()
-        wanted = eager(score_mod, mc.causal(), q, k, v).float()
+        wanted = eager(score_mod, mc.causal().dense(q.shape[2]), q, k, v).float()
         assert (attn(q, k, v) - wanted).abs().max() < 1e-4
         with torch.no_grad():
             p += 0.3 * torch.cos(p)

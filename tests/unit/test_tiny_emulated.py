@@ -11,7 +11,7 @@ import maskc as mc
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator import machine
 from tests.support import cases
-from tests.support.exact_attention import called, live_pairs, results, vectors, wrong
+from tests.support.exact_attention import called, exact_and_rough, live_pairs, vectors, wrong
 from tests.support.hopper import check, compiled, given, modes
 from tests.support.residues import run_in_classes
 from tests.support.thorough import alternating, more
@@ -139,7 +139,7 @@ def test_rows_past_the_end_count_for_nothing():
         x[:, :, :n] = own
     views = [x[:, :, :n] for x in padded]
     live = live_pairs(mask, n, n)
-    sides = [results(*given_, live, kind) for kind in (torch.float64, given_[0].dtype)]
+    sides = exact_and_rough(*given_, live)
     assert not wrong(called(attn, *views), *sides)
 
 
@@ -162,5 +162,5 @@ def test_what_these_tests_would_find(monkeypatch, name):
     q, k, v, dout = given(70, 70, 64)
     mask = SHORT if "top" in name else mc.window(2, 2) & mc.block_diagonal(16)
     made = (q, 30 * k, v, dout)
-    sides = [results(*made, live_pairs(mask, 70, 70), kind) for kind in (torch.float64, q.dtype)]
+    sides = exact_and_rough(*made, live_pairs(mask, 70, 70))
     assert wrong(called(compiled(mask, 64, mode="tiny"), *made), *sides)

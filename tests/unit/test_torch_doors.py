@@ -32,6 +32,7 @@ from maskc.core.errors import (
 )
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from tests.support.exact_attention import exact
 from tests.support.thorough import more
 from tests.support.torch_oracle import (
     DIM,
@@ -40,7 +41,6 @@ from tests.support.torch_oracle import (
     MASKS,
     close,
     data_of,
-    dense,
     loss_of,
     tensors,
     vectors,
@@ -113,7 +113,7 @@ def test_gradients(door, way: str, name: str, parts: str):
     data = data_of(name, n)
     options = {"softcap": 3.0, **vectors()} if name != "causal" else {}
     inputs = [*tensors(n), *(x for x in options.values() if torch.is_tensor(x))]
-    want = dense(*inputs[:3], MASKS[name].dense(n, n_heads=HEADS, **data), **options)
+    want = exact(*inputs[:3], MASKS[name].dense(n, n_heads=HEADS, **data), **options)
     found = door(way, MASKS[name])(*inputs[:3], return_lse=True, **options, **data)
     for a, b in zip(found, want, strict=True):
         close(a, b)
@@ -128,7 +128,7 @@ def test_one_tensor_that_requires_grad_is_enough(door, one: str):
     given = {name: x if name == one else x.detach() for name, x in given.items()}
     out = door("compiled", MASKS["causal"])(**given)
     (found,) = torch.autograd.grad(out.square().sum(), given[one])
-    want, _ = dense(
+    want, _ = exact(
         *(given[name] for name in "qkv"), MASKS["causal"].dense(9),
         alibi_slopes=given["alibi_slopes"], sink_logits=given["sink_logits"],
     )  # fmt: skip
@@ -193,7 +193,7 @@ def test_a_block_trains_as_with_dense_attention(door, way: str):
     live = mask.dense(21)
 
     def with_dense(q, k, v):
-        return dense(q, k, v, live)[0].float()
+        return exact(q, k, v, live)[0].float()
 
     found, wanted = losses(door(way, mask)), losses(with_dense)
     assert wanted[-1] < 0.98 * wanted[0]

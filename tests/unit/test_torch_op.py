@@ -20,6 +20,7 @@ from maskc.integrations import torch as with_torch
 from maskc.integrations.torch import handles
 from maskc.integrations.torch.gradients import rows
 from maskc.integrations.torch.keywords import packed_call
+from tests.support.exact_attention import exact
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -28,7 +29,6 @@ from tests.support.torch_oracle import (
     Spy,
     close,
     data_of,
-    dense,
     loss_of,
     spied,
     tensors,
@@ -66,7 +66,7 @@ def test_queries_at_the_end_of_longer_keys():
     inputs, slopes = tensors(15, n_q=4), vectors()["alibi_slopes"]
     live = MASKS["causal"].dense(4, 15)
     results = mc.attention(*inputs, MASKS["causal"], return_lse=True, alibi_slopes=slopes)
-    want = dense(*inputs, live, alibi_slopes=slopes)
+    want = exact(*inputs, live, alibi_slopes=slopes)
     every = [*inputs, slopes]
     gradients = [torch.autograd.grad(loss_of(*r, "out and lse"), every) for r in (results, want)]
     for a, b in zip(*gradients, strict=True):

@@ -54,6 +54,13 @@ def test_packed_sequences(name: str) -> None:
         near(compiled(ours)(**inputs).logits, eager(**inputs).logits)
 
 
+def test_packed_sequences_that_no_mask_separates() -> None:
+    ids, positions = models.packed()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with torch.no_grad(), pytest.raises(RuntimeError, match="MC608"):
+        compiled(models.decoder("llama4").ours)(position_ids=positions, **inputs)
+
+
 def test_lengths_share_one_graph(graphs: Any) -> None:
     ours, eager = models.decoder("mistral")
     run = compiled(ours, "eager", dynamic=True)

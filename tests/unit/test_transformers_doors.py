@@ -63,6 +63,19 @@ def test_the_table_of_a_model() -> None:
     assert not model.training
 
 
+def test_a_compiled_model_is_checked_as_if_it_were_not() -> None:
+    model, (ids, _) = deepcopy(decoder("llama").ours), models.tokens()
+    wrapped = torch.compile(model, backend="eager")
+    for compiled in (wrapped, model):
+        if compiled is model:
+            model.compile(backend="eager")
+        compiled(input_ids=ids, use_cache=False)
+        assert hf.mask_of(compiled, 1).equals(mc.causal())
+        results = hf.check(compiled)
+        assert results.ok
+        assert (results.model, len(results.rows)) == ("LlamaForCausalLM", 2)
+
+
 def test_padding_and_packing_are_part_of_the_mask() -> None:
     model = decoder("gemma2").ours
     ids, mask = models.tokens("left")

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import string
+from typing import Any
+
 from maskc.core.source import SourceLoc
+
+
+def with_article(kind: str) -> str:
+    """Return the name of a type as a sentence says it: "an int", "a list", "None"."""
+    if kind == "NoneType":
+        return "None"
+    starts_with_vowel = kind[:1].lower() in set("aeiou") or kind.startswith("nd")
+    return f"an {kind}" if starts_with_vowel else f"a {kind}"
+
+
+class _Formatter(string.Formatter):
+    """Formats messages; `{1:a}` is the name of a type with its article."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec == "a":
+            return with_article(str(value))
+        return super().format_field(value, format_spec)
 
 
 class MaskcError(Exception):
@@ -33,7 +53,7 @@ class MaskcError(Exception):
     @property
     def finding(self) -> str:
         """The message with its arguments, without place and hint."""
-        return self.message.format(*self.args)
+        return _Formatter().format(self.message, *self.args)
 
     def __str__(self) -> str:
         place = f" {self.at}" if self.at is not None else ""

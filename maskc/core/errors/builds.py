@@ -25,7 +25,7 @@ class UnknownTarget(MaskcError):
     code = "MC502"
     exit_code = 2
     message = "unknown target {0!r}; known: {1}"
-    hint = "target=None picks what this machine has"
+    hint = "target=None picks what this machine has; H100 and H200 are sm_90a, A100 is sm_80"
 
 
 class TargetNotBuilt(MaskcError):
@@ -127,7 +127,7 @@ class NoDevice(MaskcError):
     """The target needs an NVIDIA GPU that this machine or process does not have."""
 
     code = "MC509"
-    message = "target {0} needs an NVIDIA GPU, and {1}"
+    message = "{0} needs an NVIDIA GPU, and {1}"
     hint = "compile(target='cpu') runs anywhere; `maskc doctor` says what is missing"
 
 

@@ -27,6 +27,7 @@ class DataShape(MaskcError):
     code = "MC303"
     message = "{0!r} has shape {1}, expected {2}"
     hint = "lengths must match q and k; the array may have leading batch and heads dimensions"
+    hint_at = 3
 
 
 class DataType(MaskcError):
@@ -85,6 +86,14 @@ class OneOfSeveral(MaskcError):
     hint = "select one with {1}"
 
 
+class DenseTooLarge(MaskcError):
+    """A dense mask does not fit into memory."""
+
+    code = "MC311"
+    message = "a mask of {0} x {1} pairs does not fit into memory"
+    hint = "count() and layout() need no dense mask; head= and batch= select one of several"
+
+
 # ---------------------------------------------------------------- tensors and options
 
 
@@ -94,6 +103,7 @@ class BadShape(MaskcError):
     code = "MC401"
     message = "{0} has shape {1}, expected {2}"
     hint = "q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]"
+    hint_at = 3
 
 
 class PiecesDiffer(BadShape):
@@ -165,7 +175,7 @@ class NotAnArray(MaskcError, TypeError):
     """An argument is not an array."""
 
     code = "MC406"
-    message = "{0} is a {1}, not an array"
+    message = "{0} is {1:a}, not an array"
     hint = "pass a torch, CuPy or NumPy array, or anything with __dlpack__"
     hint_at = 2
 
@@ -238,7 +248,7 @@ class MixedLibraries(MaskcError, TypeError):
     """Arrays of two libraries are combined where gradients or results would be lost."""
 
     code = "MC411"
-    message = "{0} is a {1}, and {2} is a {3}"
+    message = "{0} is {1:a}, and {2} is {3:a}"
     hint = "convert one of them to the other library"
 
 
@@ -512,6 +522,7 @@ class LengthsNotIds(DataShape):
     code = "MC440"
     message = "{0!r} has shape {1}, expected {2}; its values {3}"
     hint = "{4}"
+    hint_at = 4
 
 
 class MaskCalled(MaskcError, TypeError):
@@ -551,7 +562,7 @@ class SubclassNotRun(NotAnArray):
     """A tensor is of a type that runs operators by itself, and refused to run attention."""
 
     code = "MC446"
-    message = "{0} is a {1}, and this type of tensor cannot run attention with the other arrays"
+    message = "{0} is {1:a}, and this type of tensor cannot run attention with the other arrays"
     hint = (
         "pass a plain torch.Tensor; make all FakeTensors of a call in one FakeTensorMode; pass a "
         "MaskedTensor as x.get_data(), and what it masks by the mask, for example mc.flags"

@@ -74,6 +74,7 @@ class NotTraceable(MaskcError):
         "use + - * // %, abs, min, max, comparisons and & | ~ of q, k, h, mc.n_q, mc.n_kv "
         "and integers; products and divisors need a plain integer on one side"
     )
+    hint_at = 1
 
 
 class BatchUsed(MaskcError):
@@ -109,8 +110,9 @@ class ReservedName(MaskcError):
     """The name of data or of a parameter is reserved, or is not an identifier."""
 
     code = "MC111"
-    message = "{0!r} cannot name data or a parameter: {1}"
+    message = "{0} cannot name data or a parameter: {1}"
     hint = "choose another identifier, for example 'doc_ids'; calls pass the data under this name"
+    hint_at = 2
 
 
 class NameClash(MaskcError):
@@ -118,7 +120,7 @@ class NameClash(MaskcError):
 
     code = "MC112"
     message = "{0!r} is used both as {1} and as {2}"
-    hint = "use two names: one name means one array at call time"
+    hint = "use two names: one name means one array, or one parameter with one default"
 
 
 class NoSuchHead(MaskcError):
@@ -151,7 +153,10 @@ class BadTable(MaskcError):
 
     code = "MC116"
     message = "{0}: the table must be a 2-D array of booleans or integers, found {1}"
-    hint = "rows are query blocks, columns are key blocks; a leading heads dimension is allowed"
+    hint = (
+        "rows are query blocks, columns are key blocks; a leading heads dimension is allowed; "
+        "table != 0 makes booleans of numbers"
+    )
 
 
 class SelectionNotCompiled(MaskcError):

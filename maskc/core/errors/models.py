@@ -49,8 +49,8 @@ class PackingLost(MaskcError):
     )
     hint = (
         "transformers packs only without a cache and without a mask: pass use_cache=False and "
-        "attention_mask=None, also in training; give models that never pack one sequence per "
-        "row"
+        "attention_mask=None, also in training; give models that never pack cu_seq_lens_q and "
+        "cu_seq_lens_k, or one sequence per row"
     )
 
 

@@ -103,7 +103,9 @@ def through_torch(
     if sees is _OTHERS:
         q, k, v = cast_all(q, k, v, dtype)
         watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, vectors)
-    wanted = sees is not None and _recording() and _wanted(q, k, v, options, vectors, owner, score)
+    wanted = sees is not None and _recording()
+    if wanted and sees is not _AUTOGRAD:
+        wanted = _wanted(q, k, v, options, vectors, owner, score)
     if watched:
         if order is not None:
             q, k, v = map(order.heads_first, (q, k, v))
@@ -169,14 +171,15 @@ def aux_output(lse: Any) -> Any:
     return AuxOutput(lse=lse)
 
 
-_AUTOGRAD, _OTHERS = "autograd", "others"
+_AUTOGRAD, _PERHAPS, _OTHERS = "autograd", "perhaps autograd", "others"
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 
 
 def _who_sees(
     q: Any, k: Any, v: Any, options: CallOptions, vectors: Mapping[str, Any]
 ) -> str | None:
-    """Who might have to see a call: None for nobody, autograd alone, or others as well."""
+    """Who might have to see a call: nobody (None), autograd for q, k or v, perhaps autograd for
+    another argument, or others as well."""
     if (
         torch.compiler.is_compiling()
         or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
@@ -185,17 +188,18 @@ def _who_sees(
         or _transforms() is not None or _tracing() is not None
     ):  # fmt: skip
         return _OTHERS
-    trained = q.requires_grad or k.requires_grad or v.requires_grad
-    trained = trained or not (options is DEFAULTS or options is WITH_LSE)
+    more = not (options is DEFAULTS or options is WITH_LSE)
     for x in vectors.values():
         kind = type(x)
         if kind is torch.Tensor:
-            trained = trained or x.requires_grad
+            more = more or x.requires_grad
         elif kind not in _NUMBERS:
             if kind not in TAKING_NONE and takes_part(x):
                 return _OTHERS
-            trained = trained or isinstance(x, (tuple, torch.Tensor))
-    return _AUTOGRAD if trained else None
+            more = more or isinstance(x, (tuple, torch.Tensor))
+    if more:
+        return _PERHAPS
+    return _AUTOGRAD if q.requires_grad or k.requires_grad or v.requires_grad else None
 
 
 def _named(

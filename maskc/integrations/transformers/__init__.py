@@ -34,7 +34,8 @@ class IgnoredMaskWarning(UserWarning):
 def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
     """Give layers of a model a sparser mask: each layer runs its own mask & the given one.
 
-    Padding, packing and caches are unchanged. None removes a mask.
+    Padding, packing and caches are unchanged. None removes a mask. In an encoder-decoder model, an
+    index names a layer of the encoder and one of the decoder, with its cross attention.
 
     Args:
         model: a model that runs with attn_implementation="maskc".

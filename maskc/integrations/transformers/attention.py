@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.api import attention
-from maskc.core.errors import DataMissing, ModelArgument, ModelMask, PackingLost
+from maskc.core.errors import DataMissing, ModelArgument, ModelMask
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
@@ -18,6 +18,7 @@ from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
+from maskc.integrations.transformers.packed_positions import check_packing
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
 HARMLESS = frozenset({
@@ -38,6 +39,7 @@ _EAGER = "load the model with attn_implementation='eager'"
 _ADVICE = {
     "output_attentions": _EAGER + " to look at attention weights",
     "indices": "the keys chosen by the model's indexer would be ignored: " + _EAGER,
+    "seq_idx": "pass position_ids that restart in each sequence, and use_cache=False",
     "block_indices": "the blocks chosen by the model would be ignored: " + _EAGER,
 }
 
@@ -111,6 +113,8 @@ def run(
         PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
         MaskcError: see CompiledMask.
     """
+    if cu_seq_lens_q is not None or _separates(attention_mask):
+        others.pop("seq_idx", None)  # it says again which tokens are of one sequence
     for name, given in others.items():
         if given is not None and given is not False and name not in HARMLESS:
             shown = f"{name}={given}" if isinstance(given, (bool, int, float, str)) else name
@@ -119,7 +123,8 @@ def run(
     if attention_mask is None:
         mask, data = _without(module, query, key, is_causal), dict[str, Any]()
     elif getattr(attention_mask, "carries_a_mask", False):
-        mask, data, key, value = _with(module, attention_mask, query, key, value, position_ids)
+        positions = position_ids, cu_seq_lens_q
+        mask, data, key, value = _with(module, attention_mask, query, key, value, *positions)
     else:
         mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -152,6 +157,11 @@ def _name(module: Any) -> str:
     """The module and its model, for errors."""
     kind = getattr(getattr(module, "config", None), "model_type", "")
     return type(module).__name__ + (f" of {kind}" if kind else "")
+
+
+def _separates(carried: Any) -> bool:
+    """Whether a mask separates packed sequences."""
+    return getattr(carried, "carries_a_mask", False) and carried.found.packed
 
 
 def _vector(number: float, like: Any) -> Any:
@@ -208,7 +218,7 @@ _CAPPED = score_of(
 
 
 def _with(
-    module: Any, carried: Any, query: Any, key: Any, value: Any, position_ids: Any
+    module: Any, carried: Any, query: Any, key: Any, value: Any, position_ids: Any, starts: Any
 ) -> tuple[Mask, dict[str, Any], Any, Any]:
     """The mask, its data, and the keys and values that can be seen."""
     mask, place = carried.found, carried.place
@@ -218,42 +228,26 @@ def _with(
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
     if position_ids is not None and not mask.packed and place.q_offset == place.kv_offset:
-        _check_packing(module, carried, position_ids)
+        _check_packing(module, carried, position_ids, starts)
     if mask.n_kv < n_kv:
         key, value = key[:, :, : mask.n_kv], value[:, :, : mask.n_kv]
     return mask.mask, dict(mask.data), key, value
 
 
-def _check_packing(module: Any, carried: Any, position_ids: Any) -> None:
-    """Refuse position ids that start anew between two tokens that are not padding.
+def _check_packing(module: Any, carried: Any, position_ids: Any, starts: Any) -> None:
+    """Refuse position ids of packed sequences that neither the mask nor the call separates.
 
     Raises:
-        PackingLost: see there.
+        PackingLost: see `check_packing`.
     """
     import torch
 
-    compiling = torch.compiler.is_compiling()
-    if not compiling:  # once for all layers of a type
+    if not torch.compiler.is_compiling():  # once for all layers of a type
         if position_ids is carried.checked_positions:
             return
         carried.checked_positions = position_ids
-    n_q = carried.place.n_q
-    if position_ids.ndim != 2 or position_ids.shape[1] != n_q or n_q == 1:
-        return
-    restarts = position_ids[:, 1:] <= position_ids[:, :-1]
-    padding = carried.padding
-    if padding is not None:
-        tokens = padding[:, -n_q:] if padding.shape[1] < n_q else padding[:, :n_q]
-        if tokens.shape[1] == n_q:
-            restarts = restarts & tokens[:, 1:] & tokens[:, :-1]
-    if compiling:  # a graph cannot wait for the answer
-        torch._assert_async(~restarts.any(), f"MC608  {_LOST}")
-    elif bool(restarts.any()):
-        sequence, token = restarts.nonzero()[0].tolist()
-        raise PackingLost(_name(module), token + 1, sequence)
-
-
-_LOST = PackingLost.message.format("a model", "some", "some") + "; " + PackingLost.hint
+    owner = _name(module)
+    check_packing(owner, position_ids, carried.place.n_q, carried.padding, starts)
 
 
 def _segmented(

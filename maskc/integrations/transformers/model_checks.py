@@ -126,7 +126,7 @@ def check(model: Any, **inputs: Any) -> Check:
         difference, eager = difference[real], eager[real]
     half = eager.dtype in (torch.bfloat16, torch.float16)
     result = Check(
-        type(model).__name__, tuple(map(_row, range(len(seen)), seen)), float(difference.max()),
+        _kind(model).__name__, tuple(map(_row, range(len(seen)), seen)), float(difference.max()),
         float(eager.abs().max()), _HALF if half else 1e-4,
     )  # fmt: skip
     if result.ok or not half:
@@ -192,18 +192,26 @@ def _seen(model: Any, inputs: dict[str, Any]) -> tuple[list[Layer], Any]:
     """(what the layers ran, the output) of one forward pass without gradients."""
     import torch
 
-    if not can_be_set(type(model)):
-        raise not_served(type(model).__name__, NEVER_ASKS, type(model.config))
+    kind = _kind(model)
+    if not can_be_set(kind):
+        raise not_served(kind.__name__, NEVER_ASKS, type(model.config))
     with _implementation(model, "maskc"), torch.no_grad(), layers() as seen:
         output = _output(model(**(inputs or _made_up(model))))
     if not seen:
-        raise not_served(type(model).__name__, _SILENT, type(model.config))
+        raise not_served(kind.__name__, _SILENT, type(model.config))
     return seen, output
+
+
+def _kind(model: Any) -> type:
+    """The class of a model, also where torch.compile wraps it."""
+    return type(getattr(model, "_orig_mod", model))
 
 
 @contextmanager
 def _implementation(model: Any, name: str) -> Iterator[None]:
-    """The model in evaluation mode with another attention, for a while."""
+    """The model in evaluation mode with another attention, not compiled, for a while."""
+    import torch
+
     register()
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = [(c, getattr(c, "_attn_implementation_internal", None)) for c in configs.values()]
@@ -212,7 +220,8 @@ def _implementation(model: Any, name: str) -> Iterator[None]:
     try:
         for config, _ in before:
             config._attn_implementation_internal = name
-        yield
+        with torch.compiler.set_stance("force_eager"):  # layers say nothing inside a graph
+            yield
     finally:
         for config, word in before:
             config._attn_implementation_internal = word

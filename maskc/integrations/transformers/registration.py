@@ -17,6 +17,7 @@ from maskc.integrations.transformers.carried import (
     refuse_by_name,
 )
 from maskc.integrations.transformers.masks import mark
+from maskc.integrations.transformers.packed_positions import check_where_masks_are_made
 
 NAME = "maskc"
 OLDEST = "5.24"
@@ -47,6 +48,7 @@ def register() -> None:
         return
     prepare()
     mark()
+    check_where_masks_are_made(NAME)
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(NAME, run)
     _refuse_others(PreTrainedModel)

@@ -22,10 +22,11 @@ from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.core.widths import largest, reach
 from maskc.dsl.combinators import full
+from maskc.ir.types import MaskPart
 from maskc.lab.explorer.model import tree
 from maskc.plan.cost import choice, title
 from maskc.plan.predict import milliseconds
-from maskc.plan.types import KernelPlan, PlannedPart
+from maskc.plan.types import KernelPlan
 from maskc.viz.words import cut
 
 _LONGEST = 60
@@ -100,37 +101,37 @@ def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
     """Yield the parts of a plan; at most one of them runs over residue classes."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map
-    if any(part.plan.masks[0].ir.data for part in plan.parts):
+    if any(part.inner.masks[0].ir.data for part in plan.parts):
         return
     alike = [(part.stride, part.keys) for part in plan.parts]
     movable = alike == [(part.stride, part.keys) for part in moved.parts]
     keeps = [
-        moved.parts[i].heads.masks[0].keep if movable else part.plan.masks[0].ir.keep
+        moved.parts[i].inner.masks[0].keep if movable else part.inner.masks[0].ir.keep
         for i, part in enumerate(plan.parts)
     ]
     yield {
         "mode": "classes", "label": "Classes", "of_all": N_KV_OF_ALL, "as_built": not movable,
         "divides": [part.stride for part in plan.parts if part.aligned],
         "said": "tiles of residue classes, in which tokens that lie a stride apart are neighbours",
-        "only": _only(plan.parts, movable), "partial": _partial(plan.parts[0].plan),
+        "only": _only(plan.parts, movable), "partial": _partial(plan.parts[0].inner),
         "parts": [_part(part, keep) for part, keep in zip(plan.parts, keeps, strict=True)],
     }  # fmt: skip
 
 
-def _only(parts: tuple[PlannedPart, ...], movable: bool) -> str:
+def _only(parts: tuple[MaskPart[KernelPlan], ...], movable: bool) -> str:
     """Describe the condition on lengths and parameters, for people."""
     strides = [str(part.stride) for part in parts if part.aligned]
     said = [f"{' and '.join(strides)} must divide n_kv - n_q"] if strides else []
     return "; ".join([*said, *([] if movable else ["parameters must stay as they are"])])
 
 
-def _part(part: PlannedPart, keep: Expr) -> Plain:
+def _part(part: MaskPart[KernelPlan], keep: Expr) -> Plain:
     """A part: its formula speaks of the coordinates in a class, and of the class's lengths."""
     if part.keys is not None:
         name = f"keys {part.keys}, {part.keys + part.stride}, ..."
     else:
         name = "tokens as they are" if part.stride == 1 else f"classes modulo {part.stride}"
-    tile = part.plan.tile
+    tile = part.inner.tile
     return {
         "stride": part.stride, "keys": part.keys, "tile": [tile.q, tile.k], "name": name,
         "text": cut(to_people(keep), _LONGEST),

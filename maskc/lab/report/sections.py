@@ -46,7 +46,7 @@ from maskc.viz.weights import tensor_lengths, weight_lengths, weights
 
 if TYPE_CHECKING:
     from maskc.lab.evaluate import Evaluated, Evaluation
-    from maskc.lab.sweep import Growth
+    from maskc.lab.sweep import Measurement
     from maskc.layout.tiles.numbers import Numbers
     from maskc.plan.types import KernelPlan
 
@@ -60,18 +60,6 @@ _TILED = 1 << 14
 """Up to this length tiles are counted as well."""
 _WIDTH = 56
 """Characters across a drawing as text."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Results of a sweep."""
-
-    rows: Sequence[Row]
-    notes: Sequence[str]
-    growths: Sequence[Growth]
-    about: Mapping[str, object]
-    """The machine and the rivals."""
-    command: str
 
 
 @dataclass(frozen=True)

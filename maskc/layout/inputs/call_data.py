@@ -254,8 +254,9 @@ def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
     """The two arrays of a pair; a stacked array [2, ...] is one too."""
     parts = tuple(given) if hasattr(given, "__iter__") else ()
     if len(parts) != 2:
-        finding = f"{len(parts)} parts" if parts else type(given).__name__
-        raise DataShape(decl.name, finding, EXPECTED[decl.kind], at=decl.name)
+        shape = getattr(given, "shape", f"{len(parts)} parts" if parts else type(given).__name__)
+        hint = f"pass both arrays together: {decl.name}=(first, second)"
+        raise DataShape(decl.name, shape, EXPECTED[decl.kind], hint, at=decl.name)
     return parts[0], parts[1]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem
@@ -16,6 +16,8 @@ from maskc.ir.types import MaskIR
 from maskc.layout.topk.indexer import Indexing
 from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
+
+_Entry = TypeVar("_Entry")
 
 L2_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values (forward) or queries (backward) that running blocks should share."""
@@ -67,6 +69,11 @@ class Scoring:
     """The number of variants, and slabs of queries in flight."""
 
 
+def of_width(table: Mapping[int, _Entry], width: int) -> _Entry:
+    """Return the entry of the narrowest width that holds rows of `width` elements."""
+    return table[min(dim for dim in table if dim >= width)]
+
+
 class Along(NamedTuple):
     """A further source of a family, in addition to its main one."""
 
@@ -93,7 +100,7 @@ class Family:
     """Further sources: other tiles, the other pass, and other families for calls that this one
     cannot run."""
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The head dimensions that have a form; a form that is not named has all."""
+    """The widths of rows that have a form; a form that is not named has all."""
     tables: bool = False
     """Whether partial tiles may use bits from tables over k - q and of chosen blocks. All families
     support bits of intervals."""

@@ -33,7 +33,7 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.score import pair_read
 from maskc.core.target import TARGETS
-from maskc.plan.families.family import BIN_BYTES, L2_BYTES, Product
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES, Product, of_width
 from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
@@ -117,12 +117,13 @@ class _Form:
 _FORMS = {
     32: _Form(3, 128, 4, (160, 32), keep_q=True, pv_wait=1),
     64: _Form(3, 128, 4, (160, 32), pv_wait=1),
-    96: _Form(2, 128, 2, (240, 24), keep_q=True),
+    112: _Form(3, 96, 2, (160, 32), pv_wait=1),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
     256: _Form(2, 64, 2, (240, 24)),
 }
-"""The forms of each head dimension, if rows of v are as wide as rows of q and k."""
+"""The forms of each head dimension, if rows of v are as wide as rows of q and k. Widths in between
+have the form of the next one."""
 _UNEQUAL_FORMS = {(192, 128): _Form(2, 128, 2, (240, 24), pv_wait=1)}
 """The forms of each pair of head dimensions, of q and k, and of v."""
 
@@ -150,8 +151,8 @@ _SMALL_FORMS = {
 """The forms for short rows. At D 64, decoding with three blocks takes up to 18 % more time than
 with two, except where only three have room for all rows: items are then so short that their starts
 and ends count (benchmarks/results/decoding-64-trial-h200.json)."""
-SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
-"""The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
+SMALL_HEAD_DIMS = tuple(range(32, 129, 16))
+"""The widths that have small tiles: above, two blocks do not fit a multiprocessor."""
 
 _FP8_FORMS = {
     64: _Form(3, 128, 2, (160, 32), pv_wait=1),
@@ -199,8 +200,8 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     if problem.converts:
         return _schedule(problem, _POOL_FORMS[problem.head_dim])
     default = _form(problem)
-    if has_pairs(problem) and problem.head_dim <= 64:
-        default = _RING_FORMS[0] if problem.head_dim == 32 else _PAIR_FORM
+    if has_pairs(problem):
+        default = _pair_form(problem, default)
     schedule = _schedule(problem, _asked(problem, default) if problem.names_tile else default)
     return _with_interleaved(schedule, problem, _INTERLEAVED)
 
@@ -210,7 +211,8 @@ def _with_interleaved(
 ) -> ForwardSchedule:
     """Return the schedule with the mode INTERLEAVED: at these head dimensions for all masks, at
     _INTERLEAVED_DOCUMENTS for documents."""
-    problem_dims = problem.head_dim, problem.head_dim_v
+    class_of = TARGETS["sm_90a"].class_of
+    problem_dims = class_of(problem.head_dim), class_of(problem.head_dim_v)
     if problem.score is not None or problem.dropout or problem.converts:
         return schedule
     interleaved = replace(dict(schedule.modes)["persistent"], macro="INTERLEAVED")
@@ -229,7 +231,15 @@ def has_pairs(problem: Problem) -> bool:
 
 def _form(problem: Problem) -> _Form:
     dims = problem.head_dim, problem.head_dim_v
-    return _UNEQUAL_FORMS.get(dims) or _FORMS[problem.head_dim]
+    return _UNEQUAL_FORMS.get(dims) or of_width(_FORMS, problem.head_dim)
+
+
+def _pair_form(problem: Problem, default: _Form) -> _Form:
+    if problem.head_dim == 32:
+        return _RING_FORMS[0]
+    if problem.head_dim == 64:
+        return _PAIR_FORM
+    return _FORMS[128] if problem.head_dim < 128 else default
 
 
 _ROWS = {2: (240, 24), 3: (160, 32)}
@@ -289,7 +299,7 @@ def small_schedule(problem: Problem) -> ForwardSchedule:
     forms = _SMALL_POOL_FORMS if problem.converts else _SMALL_FORMS
     if has_pairs(problem) and problem.head_dim == 32:
         return _schedule(problem, _RING_FORMS[1])
-    return _with_interleaved(_schedule(problem, forms[problem.head_dim]), problem, ())
+    return _with_interleaved(_schedule(problem, of_width(forms, problem.head_dim)), problem, ())
 
 
 def pair_slots(problem: Problem, tile: TileShape, room: int) -> int:

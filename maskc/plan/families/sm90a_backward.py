@@ -2,9 +2,9 @@
 
 A block processes tile columns. Its keys and values stay, while queries and dout stream through two
 stages. Scores are computed transposed, keys by queries. Two warpgroups compute. Up to a head
-dimension of 128, each owns 64 keys of the column and keeps their gradients in registers (`keys`).
-Above that, each owns half of the head dimension, and half of a tile's queries while scores become
-gradients (`columns`).
+dimension of 128, and at 160 and 192 / 128, each owns 64 keys of the column and keeps their
+gradients in registers (`keys`). Otherwise each owns half of the head dimension, and half of a
+tile's queries while scores become gradients (`columns`).
 
 If columns are so short that most of a tile is outside the mask, a second source with tiles of
 64 x 64 is faster. One warpgroup computes, two blocks share a multiprocessor, and dq is added to
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.families.family import L2_BYTES, Product
+from maskc.plan.families.family import L2_BYTES, Product, of_width
 from maskc.plan.families.score_tables import with_tables
 from maskc.plan.families.sm90a import SLAB, has_pairs, pair_slots
 from maskc.plan.types import Schedule
@@ -76,11 +76,15 @@ class BackwardSchedule(Schedule):
     """Whether an idle warp zeroes tiles of dq, if they are staged."""
     ds_stages: int = 2
     """Tiles of ds in shared memory."""
+    dout_stages: int = 2
+    """Tiles of dout in flight."""
+    mean_stages: int = 2
+    """Tiles of k and v in flight in the launch that computes delta for entmax."""
     mean_bytes: int = 0
     """Shared memory of the launch that computes delta for entmax."""
     half_share: bool = False
-    """Whether a warpgroup computes its share of dq in two products: a whole slab, then half of
-    another."""
+    """Whether a warpgroup computes its share of dq in two products: a whole slab, then half of the
+    columns of another."""
     score_queries: int = 64
     """Queries of the transposed scores that a warpgroup computes."""
     products: tuple[Product, ...] = ()
@@ -112,10 +116,14 @@ _TILES = {
     192: TileShape(64, 64),
     256: TileShape(64, 64),
 }
-"""The tiles of each head dimension, if rows of v are as wide as rows of q and k."""
-_UNEQUAL_TILES = {(192, 128): TileShape(64, 128)}
-"""The tiles of each pair of head dimensions, of q and k, and of v."""
-
+"""The tiles of each head dimension. Widths in between have the tile of the next one."""
+_TILE_BY_KEYS = TileShape(64, 128)
+_MOST_SLABS = 5
+"""Slabs of k and v, if warpgroups divide 128 keys: for more, shared memory has room for one tile of
+dout only."""
+_MOST_SUMS = 320
+"""Columns of dk and dv of 64 keys that a warpgroup keeps in registers: tiles of 64 x 128 up to this
+number, also above a head dimension of 128."""
 
 _SMALL_TILE = TileShape(64, 64)
 _SMALL_BLOCKS = 2
@@ -128,8 +136,9 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
     if has_pairs(problem) and problem.head_dim <= 64 and not thresholds:
         return small_backward_schedule(problem)
-    dims = problem.head_dim, problem.head_dim_v
-    tile = _UNEQUAL_TILES.get(dims) or _TILES[problem.head_dim]
+    tile = of_width(_TILES, problem.head_dim)
+    if problem.head_dim > 128 and problem.head_dim + problem.head_dim_v <= _MOST_SUMS:
+        tile = _TILE_BY_KEYS
     split = "keys" if tile.k == 128 else "columns"
     how = f"2 consumer warpgroups that divide the {split} and a producer"
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
@@ -190,16 +199,19 @@ def _schedule(
     of_keys = split == "keys" and warpgroups > 1
     # Beyond 128 columns, shared memory has room for a tile of dq only with one tile of ds, without
     # zeros, and without tables of the score.
-    wide = dim > 128
+    wide, all_slabs = dim > 128, slabs + slabs_v
     staged = of_keys and not (wide and (thresholds or problem.score))
     zeroes = staged and not wide
     ds_stages = 1 if warpgroups == 1 or (staged and wide) else 2
     half_share = of_keys and slabs > 1 and slabs % 2 == 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
+    of_dq = min(SLAB, dim) if shares > 1 else dim
+    of_half = (dim - SLAB * (slabs - 1)) // 2 if half_share else 0
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
-    rest = _shared(tile, slabs + slabs_v, ds_stages, split)
-    of_mean = _mean_bytes(tile, slabs + slabs_v, warpgroups)
+    dout_stages = mean_stages = 1 if of_keys and all_slabs > _MOST_SLABS else 2
+    rest = _shared(tile, slabs, slabs_v, ds_stages, dout_stages, split)
+    of_mean = _mean_bytes(tile, all_slabs, warpgroups, mean_stages)
     key_blocks = _key_blocks(dim + dim_v, tile)
 
     def modes_with(more: int) -> tuple[tuple[str, Mode], ...]:
@@ -234,11 +246,11 @@ def _schedule(
         staged=staged,
         zeroes=zeroes,
         ds_stages=ds_stages,
+        dout_stages=dout_stages,
+        mean_stages=mean_stages,
         half_share=half_share,
         score_queries=queries,
-        products=_products(
-            problem, queries, parts, parts_of_v, min(SLAB, dim) if shares > 1 else dim, half_share
-        ),
+        products=_products(problem, queries, parts, parts_of_v, of_dq, of_half),
         modes=modes,
         maps=(
             TensorMap("q", tile.q),
@@ -279,10 +291,10 @@ def _key_blocks(columns: int, tile: TileShape) -> int:
 
 def _products(
     problem: Problem, queries: int, parts: tuple[int, ...], parts_of_v: tuple[int, ...], of_dq: int,
-    half_share: bool,
+    of_half: int,
 ) -> tuple[Product, ...]:  # fmt: skip
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
-    keys and values, dq (whose columns are `of_dq`)."""
+    keys and values, dq (whose columns are `of_dq` and, if not 0, `of_half`)."""
     scores = Product("multiply_scores", queries)
     pieces = Product("multiply_pieces", queries, from_registers=True, elements="bf16")
     if not parts:
@@ -292,7 +304,7 @@ def _products(
             pieces,
             *(Product("multiply_gradient", n, from_registers=True, b_along_tokens=1) for n in dims),
             Product("multiply_dq", of_dq, b_along_tokens=1),
-            *([Product("multiply_dq", SLAB // 2, b_along_tokens=1)] * half_share),
+            *([Product("multiply_dq", of_half, b_along_tokens=1)] if of_half else ()),
         )
     return (
         scores,
@@ -362,19 +374,22 @@ def _mode(
     return Mode((prepare, mean, few, backward, *more, keys), macro)
 
 
-def _mean_bytes(tile: TileShape, slabs: int, warpgroups: int) -> int:
-    """Return the bytes of struct MeanShared: two stages of k and v, q and dout, numbers of queries,
-    two sums of each warp, and barriers. `slabs` is the number of slabs of k and v together."""
+def _mean_bytes(tile: TileShape, slabs: int, warpgroups: int, stages: int) -> int:
+    """Return the bytes of struct MeanShared: stages of k and v, q and dout, numbers of queries, two
+    sums of each warp, and barriers. `slabs` is the number of slabs of k and v together."""
     numbers = 4 * tile.q * (3 + 2 * 4 * warpgroups)
-    return 2 * SLAB * slabs * (2 * tile.k + tile.q) + numbers + _CONTROL_BYTES
+    return 2 * SLAB * slabs * (stages * tile.k + tile.q) + numbers + _CONTROL_BYTES
 
 
-def _shared(tile: TileShape, slabs: int, ds_stages: int, split: str) -> int:
+def _shared(
+    tile: TileShape, slabs: int, slabs_v: int, ds_stages: int, dout_stages: int, split: str
+) -> int:
     """Return the bytes of struct Shared without dq and rows.
 
-    It has k, v; two stages of q and dout; `ds_stages` tiles of ds, and of p if it is exchanged; and
-    the control part. `slabs` is the number of slabs of k and v together.
+    It has k, v; two stages of q, and `dout_stages` of dout; `ds_stages` tiles of ds, and of p if it
+    is exchanged; and the control part.
     """
-    tiles = 2 * SLAB * slabs * (tile.k + 2 * tile.q)
+    rows = slabs * (tile.k + 2 * tile.q) + slabs_v * (tile.k + dout_stages * tile.q)
+    tiles = 2 * SLAB * rows
     exchanged = ds_stages * 2 * tile.q * tile.k * (1 if split == "keys" else 2)
     return tiles + exchanged + _CONTROL_BYTES

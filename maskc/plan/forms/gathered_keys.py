@@ -24,7 +24,6 @@ from maskc.layout.topk import indexer as G
 from maskc.plan.families.table import family_of
 from maskc.plan.intervals import Interval, intervals
 from maskc.plan.masks import mask_for
-from maskc.plan.ranges import TileRange
 from maskc.plan.types import Formula, Gathering, KernelPlan
 
 
@@ -92,14 +91,13 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
     def moved(expr: Expr) -> Expr:
         return E.substitute(expr, names)
 
-    def shifted(side: TileRange) -> TileRange:
-        guard, first, last = moved(side.guard), moved(side.first), moved(side.last)
-        return replace(side, guard=guard, first=first, last=last)
-
     shape = moved(lifted.shape)
     sources = tuple((moved(made), source) for made, source in lifted.sources)
     if spans is not None:
-        spans = tuple(Interval(shifted(span.keys), shifted(span.queries)) for span in spans)
+        spans = tuple(
+            Interval(span.keys.substituted(names), span.queries.substituted(names))
+            for span in spans
+        )
     counts = frozenset(renamed[name] for name in lifted.counts)
     rests = tuple(None if rest is None else moved(rest) for rest in lifted.rests)
     return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)

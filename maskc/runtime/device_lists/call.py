@@ -10,6 +10,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -130,19 +131,12 @@ class CallablePlan(Protocol):
 class DataCall:
     """One call of such a plan."""
 
-    __slots__ = ("_given", "plan", "watched")
+    __slots__ = ("_given", "kernel", "outputs", "plan", "watched")
 
     def __init__(self, plan: CallablePlan, given: Any, watched: Watched | None = None) -> None:
         """`given`, as `enqueue` takes it."""
         self.plan, self._given, self.watched = plan, given, watched
-
-    @property
-    def kernel(self) -> object:
-        return self.plan.kernel
-
-    @property
-    def outputs(self) -> tuple[Output, ...]:
-        return self.plan.outputs
+        self.kernel, self.outputs = plan.kernel, plan.outputs
 
     def changed(self, watched: Watched) -> DataCall | None:
         """Return the call with arrays that were written, or with others of the same layouts; None
@@ -183,11 +177,11 @@ class DeviceListedPlan(ABC):
     def layouts(self) -> tuple[str, ...]:
         return (DEVICE_LISTS,) * len(self.sources)
 
-    @property
+    @cached_property
     def kernel(self) -> object:
         return self.main.kernel
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Output, ...]:
         return self.main.outputs
 

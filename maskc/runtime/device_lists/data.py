@@ -211,11 +211,11 @@ class DataLists:
         making.fill_pass(block)
         way = BY_LENGTHS if making.by_lengths else DEFAULT
         lists = built.kernels.on_device(source, way, frozenset(), index)
-        make, spoil = lists.steps(making.blocks)
+        make, *spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
             replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
-            (spoil,) if making.doubtful else (),
+            tuple(spoil) if making.doubtful else (), making.doubtful,
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,
             ListsCheck(built.bundle, self._binder, making).compare,

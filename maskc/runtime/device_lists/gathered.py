@@ -201,7 +201,7 @@ class Gatherer:
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         prepared = kernel.prepare(plan)
-        dim = self._target.padded(bundle.problem).head_dim
+        dim = self._target.padded(bundle.problem, wanted.direction, unit.form).head_dim
         prepared = replace(
             prepared, numbers=_numbers(prepared.numbers, unit, sizes, ranking, room),
             outputs=_with_space(prepared.outputs, wanted, sizes, room, dim),

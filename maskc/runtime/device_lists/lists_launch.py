@@ -8,7 +8,7 @@ graphs they are built at every replay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -106,7 +106,7 @@ class Lists:
 
     def __init__(
         self, usual: Sent, arguments: Arguments, places: list[int], states: tuple[int, int],
-        owner: Any,
+        owner: Any, sound: bool,
     ) -> None:  # fmt: skip
         """See the class.
 
@@ -114,6 +114,7 @@ class Lists:
             usual: what the pass reads.
             places: of the parts, 0 for those that are not made.
             states: address of zeros for the next launch, and of the memory that it must clear.
+            sound: whether no data can be wrong.
         """
         self.usual = self.sent = usual
         self.states = states
@@ -123,9 +124,9 @@ class Lists:
         """Whether they must still be built."""
         self.watched: Watched | None = None
         """The arrays of the call that they were built from; None if changes cannot be detected."""
-        self.ticket, self.sound = 0, False
-        """Ticket for the report of the device, see `Reports`; and whether the device has confirmed
-        the data."""
+        self.ticket, self.sound = 0, sound
+        """Ticket for the report of the device, see `Reports`; and whether the data cannot be wrong,
+        or the device has confirmed them."""
 
     def with_block(self, block: bytes) -> Lists:
         """These, read by a call with more behind `struct Attention`."""
@@ -156,7 +157,10 @@ class ListsPlan(DeviceListedPlan):
     before: tuple[Step, ...]
     """The launch that makes the lists."""
     after: tuple[Step, ...]
-    """The launch that overwrites results if data turn out to be wrong; None if they cannot."""
+    """The launch that overwrites results if data turn out to be wrong; none if they cannot, or if
+    the lists say so."""
+    doubtful: bool
+    """Whether data may turn out to be wrong."""
     numbers: bytes
     """The block without what every call has anew."""
     room: tuple[int, ...]
@@ -248,7 +252,7 @@ class ListsPlan(DeviceListedPlan):
                 return self._new(library, q, sent, stream)
         elif lists.watched is watched or (lists.watched and watched.same(lists.watched)):
             return lists
-        lists.fresh, lists.ticket, lists.sound = True, 0, False
+        lists.fresh, lists.ticket, lists.sound = True, 0, not self.doubtful
         return lists
 
     def _new(self, library: Library, q: Any, sent: Sent, stream: int) -> Lists:
@@ -268,22 +272,10 @@ class ListsPlan(DeviceListedPlan):
         usual = replace(sent, template=bytes(template), free={}, lasting=lasting)
         states = state_at, state_at + INT * self.state
         pointers = (*(0,) * MAX_ARRAYS, *known, *states, *_NO_REPORT)
-        return Lists(usual, Arguments(self.numbers, OWN, pointers), known, states, (owner, state))
+        arguments, sound = Arguments(self.numbers, OWN, pointers), not self.doubtful
+        return Lists(usual, arguments, known, states, (owner, state), sound)
 
     def enqueue(
-        self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
-    ) -> None:
-        """Enqueue everything that is not there yet."""
-        if lists.fresh or self.after:
-            self._launch(given, lists, pointers, numbers, stream)
-            lists.fresh = False
-        else:
-            self.main.run(lists.sent, pointers, numbers, stream)
-        kept = self.kept.get(stream) if lists.usual.lasting else None
-        if kept is not None and lists.watched is not None:
-            kept[lists.watched.state] = lists
-
-    def _launch(
         self, given: CallArrays, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int
     ) -> None:
         """Build the lists if they are not built yet, and run the pass.
@@ -295,10 +287,10 @@ class ListsPlan(DeviceListedPlan):
             WrongDeviceLists, ListsNotRead: the lists of a call that is checked.
         """
         launch, reports = self.lists.launch, self.reports
-        fresh, doubtful = lists.fresh, self.after and not lists.sound
-        if doubtful and not fresh and reports.fine(lists.ticket):
-            lists.sound, doubtful = True, False
-        arguments = lists.arguments
+        fresh, arguments, watched = lists.fresh, lists.arguments, lists.watched
+        if not (lists.sound or fresh) and reports.fine(lists.ticket):
+            lists.sound = True
+        doubtful = not lists.sound
         if doubtful:
             if fresh and lists.usual.lasting:
                 lists.ticket = reports.ticket()
@@ -308,17 +300,21 @@ class ListsPlan(DeviceListedPlan):
                 *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
             )  # fmt: skip
         if fresh:
-            offsets, places = given.offsets, given.places
-            if offsets is not None and lists.watched is not None:
-                state = lists.watched.state
-                places = tuple([state[at] + by for at, by in offsets])
+            places: Sequence[int] = given.places
+            if given.offsets is not None and watched is not None:
+                state = watched.state
+                places = [state[at] + by for at, by in given.offsets]
             _WRITE_SOURCES[len(places)](arguments.block, 0, *places)
-            _WRITE_STATES(arguments.block, _STATES_AT, *lists.states)
-            launch(self.before, stream, lists.arguments)
-            lists.states = lists.states[::-1]
+            states = lists.states
+            _WRITE_STATES(arguments.block, _STATES_AT, *states)
+            launch(self.before, stream, arguments)
+            lists.states, lists.fresh = states[::-1], False
             if given.checked is not None:
                 parts = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
                 self.compare(given.checked, parts, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
-        if doubtful:
-            launch(self.after, stream, lists.arguments)
+        if doubtful and self.after:
+            launch(self.after, stream, arguments)
+        kept = self.kept.get(stream) if lists.usual.lasting else None
+        if kept is not None and watched is not None:
+            kept[watched.state] = lists

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from maskc.core.abi import (
+    LENGTH_THREADS,
     LIST_THREADS,
     MOST_LENGTHS,
     MOST_LISTS,
@@ -118,12 +119,11 @@ class Making:
 
     @property
     def _document_tiles(self) -> tuple[int, int]:
-        """Tile rows that begin with documents, at most, in groups of a block's lines; tile
-        columns."""
+        """Tile rows that begin with documents, at most, in groups of four, which a thread compares
+        at once; tile columns."""
         tile, sizes = self.unit.tile, self.sizes
         rows = (sizes.n_q + self._source(0).ends * (tile.q - 1)) // tile.q
-        per_block = LIST_THREADS // 32
-        return -(-rows // per_block) * per_block, -(-sizes.n_kv // tile.k)
+        return -(-rows // 4) * 4, -(-sizes.n_kv // tile.k)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -231,7 +231,7 @@ class Making:
             batches, *_ = shape = self.given.sources[slot].shape
             shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
             if self.by_lengths:
-                shares = batches * -(-shape[3] // LIST_THREADS)
+                shares = batches * -(-shape[3] // LENGTH_THREADS)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -252,13 +252,13 @@ class Making:
         per_block = LIST_THREADS // 32
         turns = max(1, *(self.kept // self.tiles[side] // 32 for side in self.sides))
         many = self.lines > _LINES * turns and not self.cutting.least
-        if self.by_lengths:
-            return 32
         grouped = not any(self.tiles[side] % per_block for side in self.sides)
         return 32 if many and grouped else LIST_THREADS
 
     @property
     def line_blocks(self) -> int:
+        if self.by_lengths:
+            return -(-self.lines * 32 // LENGTH_THREADS)
         return self.lines * self.line_threads // LIST_THREADS
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,7 +154,7 @@ class Watched:
                     return None
                 arrays.append(weakref.ref(one))  # the same reference for the same array
                 state += seen[:2]
-        if state == self.state and [*map(id, arrays)] == [*map(id, self._arrays)]:
+        if state == self.state and all(map(is_, arrays, self._arrays)):
             return self
         return Watched(form, arrays, state)
 

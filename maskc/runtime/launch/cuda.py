@@ -62,17 +62,17 @@ def device_arch(target: str, device: int) -> str:
     Raises:
         NoDevice: there is none, or it cannot run the target.
     """
-    cards = gpus()
+    cards, subject = gpus(), f"target {target}"
     device %= PAPER
     if device >= len(cards):
-        raise NoDevice(target, f"there is none with index {device}", at="target")
+        raise NoDevice(subject, f"there is none with index {device}", at="target")
     specific = target.endswith("a")
     needed = Target.named(target).capability
     have = cards[device].capability
     if specific and have != needed:
-        raise NoDevice(target, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
+        raise NoDevice(subject, f"device {device} is an sm_{have}, not an sm_{needed}", at="target")
     if have < needed:
-        raise NoDevice(target, f"device {device} is only an sm_{have}", at="target")
+        raise NoDevice(subject, f"device {device} is only an sm_{have}", at="target")
     return target if specific else f"sm_{have}"
 
 
@@ -83,7 +83,7 @@ def current_device() -> int:
         NoDevice: there is no GPU.
     """
     if not gpus():
-        raise NoDevice("of this kernel", "there is none", at="target")
+        raise NoDevice("this kernel", "there is none", at="target")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_device())

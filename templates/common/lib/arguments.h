@@ -24,7 +24,7 @@ struct Attention {
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
     const i32 *work;  // [items + empty + merges][WORK_FIELDS], see maskc/core/abi.py
-    i32 *counter;  // [2 + rows], zero before and after every launch: see below
+    i32 *counter;  // [2 + rows], zero before and after a launch; see maskc/core/abi.py
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/

@@ -25,10 +25,17 @@ FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i6
                        i64 c1) {
     const i32 *const from = p.array[slot] + at.batch * p.array_batch[slot] +
                             at.head * p.array_head[slot];
-    struct Span found = span(0x7fffffff, -0x7fffffff - 1);
-    for (i64 row = r0; row <= r1; row++) {
-        for (i64 column = c0; column <= c1; column++) {
-            const i64 x = from[row * p.array_row[slot] + column];
+    const i32 on = (i32)p.array_row[slot], rows = (i32)(r1 - r0), columns = (i32)(c1 - c0);
+    const i32 *const first = from + ((i32)r0 * on + (i32)c0);
+    // Both ends at once: few tiles have more
+    const i32 one = first[0], other = first[rows * on + columns];
+    struct Span found = span(min_i32(one, other), max_i32(one, other));
+    if (rows + columns < 2) return found;
+#pragma unroll 1  // few instructions to fetch
+    for (i32 row = 0; row <= rows; row++) {
+#pragma unroll 1
+        for (i32 column = 0; column <= columns; column++) {
+            const i32 x = first[row * on + column];
             found = span(min_int(found.low, x), max_int(found.high, x));
         }
     }

@@ -6,6 +6,7 @@
 
 struct Line {
     struct Place at;
+    i32 batch, head;
     struct Mask mask;
     const i32 *words;
     i32 count;
@@ -13,19 +14,18 @@ struct Line {
 };
 // A sequence has one candidate list per head, or one for all heads.
 FN struct Line line_of(const struct Lists &p, const struct Place &at) {
-    const i32 head = at.list % p.heads;
+    const i32 batch = at.list / p.heads, head = at.list - batch * p.heads;
     const i32 *const ptr = p.kept_ptr[at.side] + head * (p.tile_count[at.side] + 1);
     const i32 first = ptr[at.tile], count = ptr[at.tile + 1] - first;
     const i64 bits = (i64)at.list * p.bit_words[at.side] + (first - ptr[0]) / 32 + at.tile;
-    return {at, load_mask(p, head), p.kept_tiles[at.side] + first, count,
+    return {at, batch, head, load_mask(p, head), p.kept_tiles[at.side] + first, count,
             (uint2 *)p.bits[at.side] + bits};
 }
 FN i32 word_at(const struct Line &line, i32 i) { return i < line.count ? line.words[i] : 0; }
 FN i32 across_of(i32 word) { return word >> 1; }
-FN struct Box box_of(const struct Lists &p, const struct Line &line, i32 across) {
+FN struct Box box_of(const struct Line &line, i32 across) {
     const struct Place &at = line.at;
-    return {at.list / p.heads, at.list % p.heads, at.side ? across : at.tile,
-            at.side ? at.tile : across};
+    return {line.batch, line.head, at.side ? across : at.tile, at.side ? at.tile : across};
 }
 
 // If bounds cannot exclude a tile, its pairs are tested when it has at most this many queries.
@@ -52,11 +52,11 @@ FN bool has_pairs(const struct Lists &p, const struct Mask &m, const struct Box 
 FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i, i32 word) {
     i32 found = 0;
     if (i < line.count)
-        found = classify(p, line.mask, box_of(p, line, word >> 1), word & 1);
+        found = classify(p, line.mask, box_of(line, word >> 1), word & 1);
     if (p.n[0] > FEW_QUERIES) return found;
     for (u32 rest = __ballot_sync(ALL, found == 1); rest; rest &= rest - 1) {
         const i32 lane = __ffs(rest) - 1, across = __shfl_sync(ALL, word, lane) >> 1;
-        const bool live = has_pairs(p, line.mask, box_of(p, line, across));
+        const bool live = has_pairs(p, line.mask, box_of(line, across));
         if (!live && threadIdx.x % 32 == lane) found = 0;
     }
     return found;

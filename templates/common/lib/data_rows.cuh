@@ -25,10 +25,11 @@ FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own:
                 i32 n_q, i32 n_kv) {
     typedef DataRows<Side> Data;
     const i32 column = first + Own::first();
+    const i32 run = min_i32(first + begin, Side::last_column(n_q, n_kv));  // a tile may lie behind it
 #pragma unroll
     for (int r = 0; r < R; r++) {
         struct Bounds own[Data::INTERVALS];
-        Data::row_bounds(own, mask, rows[r], first + begin, n_q, n_kv);
+        Data::row_bounds(own, mask, rows[r], run, n_q, n_kv);
 #pragma unroll
         for (int i = 0; i < Data::INTERVALS; i++) {
             i32 low = own[i].first, high = own[i].last;

@@ -68,81 +68,76 @@ enum { SUMS = RANK + MOST_LINES };
 // What follows from a line's place alone. Computed before the block waits for the counts, because
 // divisions take long.
 struct Ranks {
-    i32 group, behind;        // lists that share the cache
-    i32 list, tile;           // the thread's first line among them
-    i32 lists_on, tiles_on;   // from one of its lines to the next
-    i32 batch, head, begin;   // of the line, and the first owner that shares the cache
-    i32 number;               // of the line in its block
+    i32 group, behind;       // lists that share the cache
+    i32 batch, head, begin;  // of the line, and the first owner that shares the cache
+    i32 number;              // of the line in its block
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
-    const i32 tiles = p.tile_count[at.side], lists = max_i32(p.group_lists, 1);
-    const i32 group = at.list / lists * lists;
-    const i32 lists_on = THREADS / tiles, list = threadIdx.x / tiles, batch = at.list / p.heads;
-    return {group, min_i32(group + lists, p.lists), group + list,
-            (i32)threadIdx.x - list * tiles, lists_on, THREADS - lists_on * tiles,
-            batch, at.list - batch * p.heads, first_sharing(p, line_thread(p)),
-            (i32)threadIdx.x / p.line_threads};
+    const i32 lists = max_i32(p.group_lists, 1);
+    const i32 group = at.list / lists * lists, batch = at.list / p.heads;
+    return {group, min_i32(group + lists, p.lists), batch, at.list - batch * p.heads,
+            first_sharing(p, line_thread(p)), (i32)threadIdx.x / p.line_threads};
 }
 
-// The tiles of all lines of a side, and the live lines of each list.
-struct LineCounts {
-    const i32 *tiles, *live;
-    i32 live_step;  // from one list to the next
-};
-FN struct LineCounts counts_of(const struct Lists &p, i32 side) {
-    return {p.counts[side], of_list(p, 0) + LIVE, OF_LIST};
+// The tiles of some consecutive lines: four, or one where a list's lines are not in groups of four;
+// -1 for the rest.
+FN int4 counts_at(const i32 *counts, i32 i, i32 lines, i32 step) {
+    if (i >= lines) return make_int4(-1, -1, -1, -1);
+    if (step == 4) return *(const int4 *)(counts + i);
+    return make_int4(counts[i], -1, -1, -1);
 }
-
 // Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
-// within a group, the longest lines come first. `first`: the block's first line. `count`: of its
-// lines.
+// within a group, the longest lines come first, and equal ones in the order of their places.
+// `first`: the block's first line. `count`: of its lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  const struct LineCounts &of, bool ranked, i32 first,
-                  const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
+                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
 #pragma unroll 1
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
-        const i32 live = of.live[list * of.live_step];
+        const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
         sum[LIVE_GROUPS] += list < group ? live : 0;
         sum[IN_GROUP] += list >= group && list < behind ? live : 0;
     }
-    const i32 *const counts = of.tiles + group * tiles;
-    i32 list = ranks.list, tile = ranks.tile;
-#pragma unroll 4
-    for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
-        const i32 x = counts[i];
-        if (list == at.list && tile < first) sum[TILES_BEFORE] += x, sum[DEAD_BEFORE] += !x;
+    const i32 *const counts = p.counts[at.side] + group * tiles;
+    const i32 lines = (behind - group) * tiles, own = (at.list - group) * tiles, place = own + first;
+    const i32 step = tiles % 4 ? 1 : 4;
+    i32 i = step * threadIdx.x;
+    int4 next = counts_at(counts, i, lines, step);
+#pragma unroll 1
+    while (i < lines) {
+        const i32 x[4] = {next.x, next.y, next.z, next.w};
+        next = counts_at(counts, i + step * THREADS, lines, step);
 #pragma unroll
-        for (i32 j = 0; j < MOST_LINES; j++) {
-            const bool nearer = tile < first + j || (tile == first + j && list < at.list);
-            sum[RANK + j] += x > count[j] || (x == count[j] && nearer);
+        for (i32 j = 0; j < MOST_LINES; j++)
+#pragma unroll
+            for (i32 k = 0; k < 4; k++) sum[RANK + j] += x[k] > count[j] - (i + k < place + j);
+        if (i < place && i + step > own) {
+#pragma unroll
+            for (i32 k = 0; k < 4; k++)
+                if (i + k >= own && i + k < place)
+                    sum[TILES_BEFORE] += max_i32(x[k], 0), sum[DEAD_BEFORE] += x[k] == 0;
         }
-        if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
-        list += ranks.lists_on, tile += ranks.tiles_on;
-        if (tile >= tiles) tile -= tiles, list++;
+        if (!several) {
+            const i32 live = (x[0] > 0) + (x[1] > 0) + (x[2] > 0) + (x[3] > 0);
+            sum[LIVE_ALL] += live, sum[LIVE_LISTS] += i < own ? live : 0;
+        }
+        i += step * THREADS;
     }
-}
-
-// What items say of a line: its number, or NO_ROW if it does not exist, and its tokens.
-struct Named {
-    i32 tile, first, end;
-};
-FN struct Named named_at(const struct Lists &p, const struct Place &at) {
-    const i32 first = at.tile * p.tile[at.side];
-    return {at.tile, first, min_i32(first + p.tile[at.side], p.n[at.side])};
 }
 
 // Writes the items of a line, one per owner. The owners of one line are adjacent, in groups that
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, const struct Named &named, i32 dead_before,
-                     i32 rank, const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, i32 dead_before, i32 rank,
+                     const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
+    const i32 first = at.tile * p.tile[at.side];
+    const i32 end = min_i32(first + p.tile[at.side], p.n[at.side]);
     i32 begin = ranks.begin;
     const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
 #pragma unroll 1
@@ -154,9 +149,9 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
-        to[0] = make_int4(named.tile, whose, own.first, own.count);
+        to[0] = make_int4(at.tile, whose, own.first, own.count);
         const i32 column = p.sharing ? whose / p.sharing * tiles + at.tile : -1;
-        to[1] = make_int4(named.first, named.end, p.item_heads, own.count ? 1 + column : 0);
+        to[1] = make_int4(first, end, p.item_heads, own.count ? 1 + column : 0);
         if (p.sharing && whose % p.sharing == 0) {
             int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
             shared[0] = make_int4(at.tile, whose, column, 1);
@@ -203,18 +198,16 @@ FN void write_planned(const struct Lists &p, i32 block) {
 }
 
 // Writes a line's position, and its share of the work. The block adds up the counts for all of its
-// lines. `CUT`: whether rows may be cut. `Counts` has the tiles of all lines, for add_lines. `name`
-// gives what items say of the line.
-template <bool CUT = true, class Counts, class Name>
+// lines.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
-                              const struct Ranks &ranks, const Counts &counts, const Name &name) {
+                              const struct Ranks &ranks) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
     i32 sum[SUMS] = {0}, count[MOST_LINES];
 #pragma unroll
     for (i32 j = 0; j < MOST_LINES; j++)
-        count[j] = counts.tiles[at.list * tiles + min_i32(first + j, tiles - 1)];
-    add_lines(p, at, ranks, counts, items && !p.part_tiles, first, count, sum);
+        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
     block_sums(sum);
     i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
 #pragma unroll
@@ -228,10 +221,10 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
         ptr[0] = own.first;
         if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
-    if (CUT && items && p.part_tiles)
+    if (items && p.part_tiles)
         write_parts(p, at, own.first, own.count);
     else if (items)
-        write_ranked(p, at, ranks, own, name(), dead, rank, sum);
+        write_ranked(p, at, ranks, own, dead, rank, sum);
     return own;
 }
 

@@ -38,9 +38,9 @@ FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
 FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
     i32 count[1] = {0};
     for (i32 turn = 0; turn < line.count; turn += p.line_threads) {
-        const i32 i = turn + line_thread(p);
-        if (turn) word = word_at(line, i);
+        const i32 i = turn + line_thread(p), next = word_at(line, i + p.line_threads);
         const i32 found = verdict_of(p, line, i, word);
+        word = next;  // loaded while the verdict was found
         const u32 live = __ballot_sync(ALL, found & 1), full = __ballot_sync(ALL, found >> 1);
         if (threadIdx.x % 32 == 0 && i < line.count) {
             line.bits[i / 32] = make_uint2(live, full);
@@ -50,31 +50,37 @@ FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
     line_sums(p, count);
     return count[0];
 }
-// What a warp loads to write the marked candidates of a word of bits.
+// What a warp loads to write marked candidates: bits of up to 32 words, one for each lane, and a
+// lane's candidate of the warp's first word.
 struct Marked {
-    uint2 own;
-    i32 word;  // a lane's candidate
+    uint2 bits;
+    i32 word;
 };
-FN struct Marked marked_at(const struct Line &line, i32 w) {
+FN struct Marked marked_at(const struct Lists &p, const struct Line &line, i32 begin) {
+    const i32 lane = threadIdx.x % 32, w = begin + lane, own = begin + line_thread(p) / 32;
     struct Marked found = {};
-    if (32 * w >= line.count) return found;
-    found.own = line.bits[w], found.word = word_at(line, 32 * w + (i32)threadIdx.x % 32);
+    if (32 * w < line.count) found.bits = line.bits[w];
+    found.word = word_at(line, 32 * own + lane);
     return found;
 }
-// Writes the marked candidates in order. `marked`: of the warp's first word of bits.
+// Writes the marked candidates in order. `marked`: of the first words of bits.
 FN void write_marked(const struct Lists &p, const struct Line &line, struct Marked marked,
                      i32 *to) {
-    const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32;
-    for (i32 w = line_thread(p) / 32; w < words;) {
-        i32 before = 0;
+    const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32, on = p.line_threads / 32;
+    for (i32 begin = 0; begin < words; begin += 32) {
+        if (begin) marked = marked_at(p, line, begin);
+        const i32 until = warp_until(__popc(marked.bits.x));
 #pragma unroll 1
-        for (i32 i = lane; i < w; i += 32) before += __popc(line.bits[i].x);
-        before = warp_sum(before);
-        if (marked.own.x >> lane & 1)
-            to[before + __popc(marked.own.x & ((1u << lane) - 1))] =
-                across_of(marked.word) << 1 | (i32)(marked.own.y >> lane & 1);
-        w += p.line_threads / 32;
-        marked = marked_at(line, w);
+        for (i32 w = line_thread(p) / 32; w < min_i32(words - begin, 32); w += on) {
+            const i32 next = word_at(line, 32 * (begin + w + on) + lane);
+            const u32 live = __shfl_sync(ALL, marked.bits.x, w);
+            const u32 full = __shfl_sync(ALL, marked.bits.y, w);
+            const i32 before = __shfl_sync(ALL, until, w) - __popc(live >> lane);
+            if (live >> lane & 1)
+                to[before] = across_of(marked.word) << 1 | (i32)(full >> lane & 1);
+            marked.word = next;
+        }
+        to += __shfl_sync(ALL, until, 31);
     }
 }
 
@@ -162,9 +168,8 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     wait_for(p, COUNTED, p.line_blocks);
     // Loaded before the sums of counts, so that the block waits once for both
     struct Marked marked = {};
-    if (marks) marked = marked_at(line, line_thread(p) / 32);
-    const struct LineCounts counts = counts_of(p, at.side);
-    const struct Listing own = write_items(p, at, ranks, counts, [&] { return named_at(p, at); });
+    if (marks) marked = marked_at(p, line, 0);
+    const struct Listing own = write_items(p, at, ranks);
     i32 *const to = p.tiles[at.side] + own.first;
     if (marks) return write_marked(p, line, marked, to);
 #if SEVERAL

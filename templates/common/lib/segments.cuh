@@ -140,7 +140,7 @@ struct Segments {
     i32 n, size;
     bool packed;
 
-    // Loads before it looks whether documents are packed, which other blocks say.
+    // Loads before it tests `packed`, which other blocks write: the two loads overlap.
     FN struct Bits starts_at(i32 column) const {
         const struct Bits there = bits_at(starts, column);
         if (packed) return there;
@@ -168,7 +168,7 @@ FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row) {
 FN bool meet(int4 a, int4 b) { return a.x <= b.y && b.x <= a.y; }
 FN bool same(int4 a, int4 b) { return a.x == a.y && b.x == b.y && a.x == b.x; }
 
-// Passes on the word of a tile of keys if it is live.
+// Calls `hand` with the word of a tile of keys, if the tile is live.
 template <class Hand>
 FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, int4 bounds,
                   const Hand &hand) {
@@ -176,7 +176,7 @@ FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, i
     full &= (stop < 0 ? -stop : stop) - first >= keys.size && same(keys.own, bounds);
     if (meet(keys.own, bounds)) hand(2 * first + full);
 }
-// A candidate, and its neighbours in the list of a line.
+// The word of a candidate, and its neighbors in the list of a line.
 struct Words {
     i32 before, own, after;
 };
@@ -189,7 +189,7 @@ FN struct Words words_at(const i32 *words, i32 count, i32 i) {
     }
     return near;
 }
-// Passes on the words of the live tiles of a candidate, in ascending order: for a live tile column,
+// Calls `hand` with the words of the live tiles of a candidate, in order: for a live tile column,
 // all tiles that begin there; and the tile that reaches into it from a dead column. Some ids
 // between the least and the greatest may be absent; such a tile stays, and its pairs are tested.
 template <class Hand>

@@ -36,14 +36,15 @@ FN void load_queries(struct Shared &shared, const struct Source &source, const T
 }
 FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
                   i32 first) {
-    u64 &full = shared.dout_full[at];
+    u64 &full = shared.dout_full[dout_at(at)];
 #if FOLDED
     arrive_expecting(full, DOUT_BYTES);
 #else
     arrive_expecting(full, DOUT_BYTES + 4 * TILE_Q);
     load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
 #endif
-    load_tile<TILE_Q, SLABS_V>(shared.dout[at], map, full, query_point(first), source.dout);
+    load_tile<TILE_Q, SLABS_V>(shared.dout[dout_at(at)], map, full, query_point(first),
+                               source.dout);
 }
 
 // Tensor coordinates of a place: 0 along dimensions with stride 0, which broadcast.
@@ -108,7 +109,7 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
             load_column(shared, work, p, maps);
             begins = false;
         }
-        wait_asleep(shared.dout_free[at], stage.phase() ^ 1);
+        wait_asleep(shared.dout_free[dout_at(at)], stage.phase_of_dout() ^ 1);
         load_dout(shared, source, maps.dout, at, first);
         stage.next();
     }

@@ -11,7 +11,7 @@
 constexpr int WARPS = 4 * GROUPS;
 
 struct MeanShared {
-    unsigned char k[STAGES][K_BYTES], v[STAGES][V_BYTES];
+    unsigned char k[MEAN_STAGES][K_BYTES], v[MEAN_STAGES][V_BYTES];
     unsigned char q[Q_BYTES], dout[DOUT_BYTES];
     float level[TILE_Q];
 #if WITH_THRESHOLDS
@@ -19,9 +19,9 @@ struct MeanShared {
 #endif
     float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // over a warp's keys
     u64 rows_full;
-    u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+    u64 k_full[MEAN_STAGES], k_free[MEAN_STAGES], v_full[MEAN_STAGES], v_free[MEAN_STAGES];
     i32 tiles;         // tiles of the row
-    i32 word[STAGES];  // of the key tile in this stage
+    i32 word[MEAN_STAGES];  // of the key tile in this stage
 };
 static_assert(sizeof(struct MeanShared) <= MEAN_MEMORY, "planned memory");
 
@@ -30,7 +30,7 @@ FN struct MeanShared &mean_memory() { return (struct MeanShared &)shared_memory(
 
 FN void initialize_mean(struct MeanShared &shared) {
     barrier_init(shared.rows_full, 1);
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < MEAN_STAGES; i++) {
         barrier_init(shared.k_full[i], 1);
         barrier_init(shared.v_full[i], 1);
         barrier_init(shared.k_free[i], GROUPS);
@@ -67,7 +67,7 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
                                coordinates(p.dout_stride, at));
     load_bytes(shared_address(shared.level), workspace(p).lse + (i64)row * TILE_Q, TILE_Q * 4,
                shared.rows_full);
-    Ring<STAGES> stage;
+    Ring<MEAN_STAGES> stage;
 #pragma unroll 1
     for (i32 i = 0; i < list.count; i++, stage.next()) {
         const struct Tile tile = tile_at(list, i);
@@ -93,9 +93,9 @@ struct Mean {
 };
 
 FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operands &tiles,
-                      const Ring<STAGES> &stage) {
+                      const Ring<MEAN_STAGES> &stage) {
     wait(shared.v_full[stage.at()], stage.phase());
-    begin_scores<STEPS_V>(dp, tiles.k + STAGES * TO_V + stage.at() * (V_BYTES >> 4),
+    begin_scores<STEPS_V>(dp, tiles.k + MEAN_STAGES * TO_V + stage.at() * (V_BYTES >> 4),
                           tiles.q + (Q_BYTES >> 4));
 }
 
@@ -126,7 +126,8 @@ FN void add_slopes(struct Mean &mean, const Scores &u, const Scores &dp) {
 }
 
 // Adds one tile of keys.
-FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ring<STAGES> &stage,
+FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row,
+                 const Ring<MEAN_STAGES> &stage,
                  i32 group) {
     struct MeanShared &shared = mean_memory();
     const struct Operands tiles =
@@ -213,7 +214,7 @@ FN void store_delta(const struct MeanShared &shared, const struct Attention &p, 
 
 FN void find_mean(struct MeanShared &shared, const struct Attention &p, i32 group) {
     const i32 row = row_of_block();
-    Ring<STAGES> stage;
+    Ring<MEAN_STAGES> stage;
     struct Mean mean = {};
     wait(shared.rows_full, 0);
 #pragma unroll 1

@@ -7,7 +7,7 @@ typedef float ValueGradient[PIECES_OF_DV * 4];
 // What a product gives of a warpgroup's share of dq.
 #if HALF_SHARE
 constexpr int PRODUCT_PIECES = 8 * whole(SLABS);
-typedef float QueryHalf[16];  // the rest of the share
+typedef float QueryHalf[HALF_COLUMNS / 2];  // the rest of the share
 #else
 constexpr int PRODUCT_PIECES = DQ_PIECES;
 #endif
@@ -25,7 +25,7 @@ struct Operands {
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
 [[maybe_unused]] constexpr u32 TO_P = STAGES * PAIR_BYTES >> 4;
 FN u32 q_stage(u32 at) { return at * (Q_BYTES >> 4); }
-FN u32 dout_stage(u32 at) { return at * (DOUT_BYTES >> 4); }
+FN u32 dout_stage(u32 at) { return at % DOUT_STAGES * (DOUT_BYTES >> 4); }
 FN u32 rows_stage(u32 at) { return at * TILE_Q; }
 FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 

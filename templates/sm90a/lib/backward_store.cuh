@@ -30,7 +30,7 @@ FN u32 gradient_place(const struct Shared &shared, const struct Column &column, 
         return shared_address(shared.ds)
                + (SPLIT_KEYS ? group * (SLABS < ROOM ? SLABS : ROOM) * 64 * SLAB_ROW : 0);
     if (column.steps == 0) return shared_address(of_k ? shared.k : shared.v);
-    return shared_address(of_k ? shared.q[last] : shared.dout[last]);
+    return shared_address(of_k ? shared.q[last] : shared.dout[dout_at(last)]);
 }
 
 // dv (OF_K 0) or dk (OF_K 1), in tiles of COUNT slabs; `at` is the head of keys.

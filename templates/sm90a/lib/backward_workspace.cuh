@@ -96,15 +96,15 @@ FN i64 padded_rows(const struct Attention &p) {
 FN float *ends_of(const struct Attention &p) { return p.delta - padded_rows(p); }
 FN float *lows_of(const struct Attention &p) { return ends_of(p) - padded_rows(p); }
 
-// If two warpgroups divide `slabs` slabs of columns: how many each has whole, and the first of the
-// second warpgroup. If the number is odd, they have half of the middle slab each.
+// If two warpgroups divide `slabs` slabs of columns: how many each has whole. If the number is odd,
+// they have half of the columns of the last slab each.
 FN constexpr int whole(int slabs) { return slabs / 2; }
-FN constexpr int second_slab(int slabs) { return slabs - slabs / 2; }
+constexpr int HALF_COLUMNS = (HEAD_DIM - 64 * (SLABS - 1)) / 2;
 template <int COUNT>
 FN int divided_column(i32 group, int piece) {
     constexpr int WHOLE = whole(COUNT);
-    return piece < 8 * WHOLE ? 64 * second_slab(COUNT) * group + 8 * piece
-                             : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
+    return piece < 8 * WHOLE ? 64 * WHOLE * group + 8 * piece
+                             : 128 * WHOLE + HALF_COLUMNS * group + 8 * (piece - 8 * WHOLE);
 }
 // A warpgroup's columns of dk, dv and dq are divided into pieces of eight.
 #if SPLIT_KEYS
@@ -115,9 +115,13 @@ FN int key_of(i32 group) { return 64 * group; }
 // A share of dq has 64 rows, or 64 columns, or is the whole tile. In transposed tiles, pieces are
 // of queries.
 constexpr bool SHARE_COLUMNS = TILE_Q < 128;
+#if HALF_SHARE
+FN int dq_pieces(i32) { return DQ_PIECES; }
+#else
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
+#endif
 FN int dq_column(i32 share, int piece) {
-    return SHARE_COLUMNS ? divided_column<SLABS>(share, piece) : 8 * piece;
+    return SHARE_COLUMNS && SHARES > 1 ? divided_column<SLABS>(share, piece) : 8 * piece;
 }
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 #else

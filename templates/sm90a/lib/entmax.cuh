@@ -74,16 +74,10 @@ FN void copy_q(struct Shared &shared, const struct Attention &p, const struct Ma
     }
     const struct Place place = place_of(work.head, p.heads_q);
     shared.first_word = work.count;
-#if DOCUMENT_ROWS
-    const struct DocumentRows rows = document_rows(p, work);
-    shared.row[0] = {rows.first, place.head, place.batch, 0, 0, rows.end};
-    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], rows.first,
+    const struct RowRange rows = rows_of_item(p, work);
+    shared.row[0] = {rows, place.head, place.batch};
+    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], box_at(p, rows.first()),
                       slice_of(p.q_stride, place.head, place.batch));
-#else
-    shared.row[0] = {work.tile, place.head, place.batch, 0};
-    load_tile<TILE_Q>(shared.q[0], maps.q, shared.q_full[0], work.tile * TILE_Q,
-                      slice_of(p.q_stride, place.head, place.batch));
-#endif
 }
 
 // Loads the tiles of all passes over one item, and fetches the next item (`coming`) meanwhile. The

@@ -137,7 +137,7 @@ FN void take_lse(float (&lse)[2], struct Search &x, float a) {
     }
 }
 FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, struct Rows &w) {
-    Output o;
+    Fetched o;
     float lse[2];
     fetch_values(o, lists, p, w.row, w.unit, w.a, w.x);
     take_lse(lse, w.x, w.a);

@@ -5,7 +5,9 @@
 // global memory. A quad owns two rows and takes four keys of each per iteration. Each thread
 // computes the weight of one key, and all four read a quarter of each value row: 16 bytes of every
 // 64.
-constexpr int PIECES = HEAD_DIM_V / 32;  // 16-byte pieces of a thread
+constexpr int PIECES = (HEAD_DIM_V + 31) / 32;  // 16-byte pieces of a thread
+typedef float Fetched[16 * PIECES];            // of each of its rows
+constexpr bool SHORT = 4 * PIECES > PIECES_V;  // rows end before the last pieces of some threads
 // Keys of a row per iteration.
 constexpr int FETCHED = HEAD_DIM_V > 128 ? 1 : HEAD_DIM_V > 64 ? 2 : 4;
 
@@ -41,7 +43,7 @@ FN u32 joined_at(const struct Joined &x, int r, u32 before) {
 }
 
 // Adds piece n of row r. Here an output holds the pieces of a thread one after another.
-FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
+FN void add_piece(Fetched &o, int r, int piece, float weight, const uint4 &x) {
     const u32 pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -52,7 +54,7 @@ FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
 }
 // Adds four keys of each row. The thread contributes one of them: its weight, and where its values
 // lie.
-FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
+FN void add_keys(Fetched &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
 #pragma unroll (HEAD_DIM_V > 192 ? 1 : 4)  // unroll as far as registers allow
     for (int first = 0; first < 4; first += FETCHED) {
         float weight[FETCHED][2];
@@ -64,7 +66,7 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
             weight[i / 2][i % 2] = y;
 #pragma unroll
             for (int n = 0; n < PIECES; n++)
-                x[i / 2][i % 2][n] = PADDED && 4 * n + threadIdx.x % 4 >= PIECES_V
+                x[i / 2][i % 2][n] = SHORT && 4 * n + threadIdx.x % 4 >= PIECES_V
                                          ? make_uint4(0, 0, 0, 0) : __ldg(values + at + 4 * n);
         }
 #pragma unroll
@@ -76,7 +78,7 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
 }
 
 // Stores pieces of a row, because a thread does not hold columns in WGMMA order here.
-FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[2],
+FN void store_pieces(const Fetched &o, const float (&lse)[2], const float (&sum)[2],
                      const struct Row &row, i32 query, const struct Attention &p) {
     const struct Place place = {row.batch, row.head};
 #pragma unroll
@@ -95,7 +97,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
                 const float *const x = o + 16 * n + 4 * i + 2 * r;
                 pairs[i] = empty ? 0 : pack(x[0] * scale, x[1] * scale);
             }
-            if (PADDED && 4 * n + threadIdx.x % 4 >= PIECES_V) continue;
+            if (SHORT && 4 * n + threadIdx.x % 4 >= PIECES_V) continue;
             to[4 * n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
         if (threadIdx.x % 4 == 0)
@@ -111,7 +113,7 @@ FN u32 values_of(const struct Attention &p, u32 place) {
 // Sums the weights of rows with known levels, and computes the output before the division by the
 // sums. A row whose list ends before others' rereads the value of one of its own keys: values of
 // other keys might be NaN.
-FN void fetch_values(Output &o, const struct Lists &lists, const struct Attention &p,
+FN void fetch_values(Fetched &o, const struct Lists &lists, const struct Attention &p,
                      const struct Row &row, float unit, float a, struct Search &x) {
     const i32 kv_head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);
     const uint4 *const values = (const uint4 *)p.v + threadIdx.x % 4

@@ -47,36 +47,17 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.phase ^ 1);
-#if DOCUMENT_ROWS
-                const struct DocumentRows rows = document_rows(p, work);
-                shared.row[q_place.at] = {rows.first, place.head, place.batch, work.shared,
-                                          PACK_GQA ? work.heads : 0, rows.end};
-#else
-                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared,
+                const struct RowRange rows = rows_of_item(p, work);
+                shared.row[q_place.at] = {rows, place.head, place.batch, work.shared,
                                           PACK_GQA ? work.heads : 0};
-#endif
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-#if DOCUMENT_ROWS
-#if INTERLEAVED
-                                  queries_of(p, rows.first),
-#else
-                                  rows.first,
-#endif
-#elif INTERLEAVED
-                                  queries_of(p, work.tile * TILE_Q),
-#else
-                                  query_point(work.tile * TILE_Q),
-#endif
+                                  box_at(p, rows.first()),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
             }
 #if WITH_PAIR_RING && PAIR_RING
-#if DOCUMENT_ROWS
-            ask_pairs(p, {document_rows(p, work).first, column * KEY_STEP, place.head,
+            ask_pairs(p, {rows_of_item(p, work).first(), column * KEY_STEP, place.head,
                           place.batch});
-#else
-            ask_pairs(p, {work.tile * TILE_Q, column * KEY_STEP, place.head, place.batch});
-#endif
 #endif
             if (PERSISTENT && left > 0 && left == min_i32(work.count - 1, CLAIM_AT))
                 coming = next_item(p);

@@ -48,47 +48,24 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
     }
 }
 
-// Index + 1 of the part that the item computes, if its row is split; 0 otherwise. Read from the
-// slot of q, which may already be free.
-FN i32 part_of(const struct Row &row, u32 tile) {
-    if (STORE_DIRECT) return row.part;
+// Where a store reads the part and the end of its row: in the slot of q, which may already be free,
+// so that they occupy no registers before. If STORE_DIRECT, the slot has the next row.
+FN const struct Row &stored_row(const struct Row &row, u32 tile) {
+    if (STORE_DIRECT) return row;
     const struct Shared &shared = shared_memory();
-    return uniform(shared.row[PERSISTENT && tile != shared_address(shared.q)].part);
+    return shared.row[PERSISTENT && tile != shared_address(shared.q)];
 }
 
-#if DOCUMENT_ROWS
-// Past the last row of the item. Read like the part.
-FN i32 end_of(const struct Row &row, u32 tile) {
-    if (STORE_DIRECT) return row.end;
-    const struct Shared &shared = shared_memory();
-    return uniform(shared.row[PERSISTENT && tile != shared_address(shared.q)].end);
-}
-
-#endif
 // Stores a thread's two rows of out from registers. Neighboring threads exchange words of two
 // pieces, so that four threads write 32 contiguous bytes.
-#if DOCUMENT_ROWS
-FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token)[2],
-                     const struct Row &row, const struct Attention &p, i32 end) {
-#else
-FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token)[2],
+FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token)[2], i32 end,
                      const struct Row &row, const struct Attention &p) {
-#endif
     const i32 odd = threadIdx.x % 2, word = odd * 4 + threadIdx.x % 4 / 2 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-#if DOCUMENT_ROWS
         const bool inside = token[r] < end;
-#else
-        const bool inside = token[r] < p.n_q;
-#endif
-#if INTERLEAVED
         u32 *const line = (u32 *)p.out
             + row_offset(p, p.out_stride, {row.batch, row.head}, inside ? token[r] : 0) / 2 + word;
-#else
-        u32 *const line = (u32 *)p.out
-            + row_offset(p.out_stride, {row.batch, row.head}, inside ? token[r] : 0) / 2 + word;
-#endif
 #pragma unroll
         for (int i = 0; i < OUT_STEPS; i++) {
             const float *const x = o + 8 * i + 2 * r;
@@ -108,13 +85,14 @@ FN void store_direct(const Output &o, const float (&scale)[2], const i32 (&token
 FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
-    if (const i32 part = part_of(row, tile)) {
+    const struct Row &stored = stored_row(row, tile);
+    if (const i32 part = uniform(stored.part)) {
 #if PACK_GQA
         store_part(o, top, sum, unit, p, part - 1, group);
         finish_part(shared_memory(), p, group);
 #else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
-        sync_threads(8 + group, 128);  // all threads have read `part`; now its slot may be reused
+        sync_threads(8 + group, 128);  // all threads have read `stored`; its slot may be reused
 #endif
         return;
     }
@@ -122,9 +100,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     float *const lse = p.lse + row_offset(p.lse_stride, {row.batch, row.head}, 0);
     const i32 token[2] = {query_at(query), query_at(query + 8)};
     const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
-#if DOCUMENT_ROWS
-    const i32 end = end_of(row, tile);
-#endif
+    const i32 end = stored.rows.end(p);
     float scale[2], share[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -138,16 +114,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         const float inverse = empty ? 0.0f : fast_reciprocal(total);
         scale[r] = __fmul_rn(factor, inverse);
         share[r] = __fmul_rn(share[r], inverse);
-#if DOCUMENT_ROWS
         if (lane % 4 == 0 && token[r] < end)
-#else
-        if (lane % 4 == 0 && token[r] < p.n_q)
-#endif
-#if INTERLEAVED
             lse[row_step(p, p.lse_stride, token[r])] =
-#else
-            lse[token[r] * p.lse_stride[2]] =
-#endif
                 empty ? MINUS_INFINITY
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
@@ -155,16 +123,13 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     if (DROPS) scale[0] = __fmul_rn(scale[0], kept_scale(p));
     if (DROPS) scale[1] = __fmul_rn(scale[1], kept_scale(p));
     if (p.accumulates) join_rows(o, scale, share, row, query, p);
-#if DOCUMENT_ROWS
     // A box would overwrite rows of the next document
-    const bool crosses = row.tile + 64 * group + 64 > end && end < p.n_q;
+    const bool crosses =
+        ENDS_INSIDE && row.rows.first() + 64 * group + 64 > end && end < p.n_q;
     if (STORE_DIRECT || crosses) {
-        if (!STORE_DIRECT) sync_threads(8 + group, 128);  // all have read `end`, as with parts
-        return store_direct(o, scale, token, row, p, end);
+        if (!STORE_DIRECT) sync_threads(8 + group, 128);  // all have read `stored`, as with parts
+        return store_direct(o, scale, token, end, row, p);
     }
-#else
-    if (STORE_DIRECT) return store_direct(o, scale, token, row, p);
-#endif
 #pragma unroll
     for (int i = 0; i < OUT_STEPS; i++) {
         const float *const x = o + 8 * i;
@@ -180,17 +145,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
 #pragma unroll
         for (int i = 0; i < SLABS_V; i++)
             store_box(maps.out, tile + i * Q_SLAB + first * SLAB_ROW, 64 * i,
-#if DOCUMENT_ROWS
-#if INTERLEAVED
-                      queries_of(p, row.tile + first), row.head, row.batch);
-#else
-                      row.tile + first, row.head, row.batch);
-#endif
-#elif INTERLEAVED
-                      queries_of(p, row.tile * TILE_Q + first), row.head, row.batch);
-#else
-                      query_point(row.tile * TILE_Q + first), row.head, row.batch);
-#endif
+                      box_at(p, row.rows.first() + first), row.head, row.batch);
         commit_stores();
     }
 }
@@ -202,44 +157,26 @@ FN void store_empty(const struct Attention &p) {
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
-#if DOCUMENT_ROWS
-        if (work.count > 0) return;
+        if (work.count > 0 || (UNUSED_LAST && work.tile < 0)) return;
         if (work.tile < 0) continue;
         const struct Place at = place_of(work.head, p.heads_q);
-        const i32 first = document_rows(p, work).first, end = document_rows(p, work).end;
-#else
-        if (work.count > 0 || work.tile < 0) return;
-        const struct Place at = place_of(work.head, p.heads_q);
-        const i32 first = work.tile * TILE_Q;
-#endif
+        const i32 first = rows_of_item(p, work).first(), end = rows_of_item(p, work).end(p);
+        const u32 word = empty_word(work);
         for (i32 i = thread; i < TILE_Q * (HEAD_DIM_V / 8); i += 128 * GROUPS) {
             const i32 token = query_at(first + i / (HEAD_DIM_V / 8));
-#if DOCUMENT_ROWS
             if (token >= end) continue;
-#else
-            if (token >= p.n_q) continue;
-#endif
             if (PADDED && i % (HEAD_DIM_V / 8) >= PIECES_V) continue;
-#if INTERLEAVED
             const i64 place = row_offset(p, p.out_stride, at, token);
-#else
-            const i64 place = row_offset(p.out_stride, at, token);
-#endif
-            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] = make_uint4(0, 0, 0, 0);
+            ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM_V / 8)] =
+                make_uint4(word, word, word, word);
         }
         for (i32 i = thread; i < TILE_Q; i += 128 * GROUPS) {
             const i32 token = query_at(first + i);
-#if DOCUMENT_ROWS
             if (token < end)
-#else
-            if (token < p.n_q)
-#endif
-#if INTERLEAVED
                 p.lse[row_offset(p, p.lse_stride, at, token)] =
-#else
-                p.lse[row_offset(p.lse_stride, at, token)] =
-#endif
-                    WITH_SINKS ? sink_of(p, at.head, token) : MINUS_INFINITY;
+                    word ? __uint_as_float(word)
+                    : WITH_SINKS ? sink_of(p, at.head, token)
+                                 : MINUS_INFINITY;
         }
     }
 }

@@ -22,13 +22,8 @@ struct Slice {
 FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
     return {stride[1] ? head : 0, stride[0] ? batch : 0};
 }
-#if INTERLEAVED
 template <int ROWS, int COUNT = OPERAND_SLABS, class At>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const At &at,
-#else
-template <int ROWS, int COUNT = OPERAND_SLABS>
-FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
-#endif
                   struct Slice from) {
     arrive_expecting(full, COUNT * ROWS * 128);
 #pragma unroll

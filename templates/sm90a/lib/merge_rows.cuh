@@ -30,7 +30,7 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 // Merge launch: a block has 16 queries of a row, which one warp computed. Each of its warps merges
 // a quarter of the columns. Parts are added in key order, then the sink, so that the result is
 // deterministic.
-constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM_V / 32;  // pieces of eight columns
+constexpr int MERGE_ROWS = 16, MERGE_PIECES = (HEAD_DIM_V + 31) / 32;  // pieces of eight columns
 constexpr int PARTS_AT_ONCE = HEAD_DIM_V > 128 ? 2 : 4;
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -73,6 +73,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         total[0] = fmaf(low, sums[0].y, total[0]), total[1] = fmaf(high, sums[8].y, total[1]);
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
+            if (4 * MERGE_PIECES > HEAD_DIM_V / 8 && first + j >= HEAD_DIM_V / 8) break;
             const float4 x = output_of(part, strip / 4)[place + j * 128];
             float *const y = o + 4 * j;
             y[0] = fmaf(low, x.x, y[0]), y[1] = fmaf(low, x.y, y[1]);
@@ -89,25 +90,17 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         const float scale = empty ? 0.0f : fast_reciprocal(total[r]);
         const i32 q = token[r];
         if (q >= p.n_q) continue;
-#if INTERLEAVED
         u32 *const out = (u32 *)p.out + row_offset(p, p.out_stride, at, q) / 2 + lane % 4;
-#else
-        u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
-#endif
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
-            if (PADDED && first + j >= PIECES_V) break;
+            if (4 * MERGE_PIECES > PIECES_V && first + j >= PIECES_V) break;
             u32 &to = out[4 * (first + j)];
             const float *const x = o + 4 * j + 2 * r;
             const float2 y = p.accumulates ? unpack(to) : make_float2(0.0f, 0.0f);
             to = pack(fmaf(y.x, share, x[0]) * scale, fmaf(y.y, share, x[1]) * scale);
         }
         if (threadIdx.x < 32 && lane % 4 == 0)
-#if INTERLEAVED
             lse[row_step(p, p.lse_stride, q)] =
-#else
-            lse[q * p.lse_stride[2]] =
-#endif
                 empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top[r], fast_log2(total[r])), LN2);
     }
 }

@@ -1,7 +1,7 @@
 // The query and the head of a row of the tiles. With pack_gqa, each head contributes p.queries
 // consecutive rows. If INTERLEAVED, the rows of all heads of a query are consecutive. Needs:
-// ptx.cuh, tokens.cuh, work.cuh. Gives: ROWS_PACKED, mask_row, head_of_row; if INTERLEAVED also
-// queries_of, row_step, and copies of such rows.
+// ptx.cuh, tokens.cuh, work.cuh. Gives: ROWS_PACKED, mask_row, head_of_row, first_row, row_step,
+// row_offset, box_at, and copies of such rows.
 
 #if INTERLEAVED
 [[maybe_unused]] constexpr bool ROWS_PACKED = true;
@@ -15,21 +15,20 @@ FN i32 mask_row(const struct Attention &p, i32 row) {
 FN i32 head_of_row(const struct Attention &p, i32 group, i32 row) {
     return (group << head_bits(p)) + head_in_group(p, row);
 }
+// The first row of a query.
+FN i32 first_row(const struct Attention &p, i32 query) { return query << head_bits(p); }
 // Offset of a row from the first row of its group, in elements. A stride of heads is from one
 // group to the next.
 FN i64 row_step(const struct Attention &p, const i64 (&stride)[3], i32 row) {
     return head_in_group(p, row) * (stride[1] >> head_bits(p))
          + ((u32)row >> head_bits(p)) * stride[2];
 }
-FN i64 row_offset(const struct Attention &p, const i64 (&stride)[3], struct Place at, i32 row) {
-    return row_offset(stride, at, 0) + row_step(p, stride, row);
-}
 
 // The first query of a box that has the rows of all heads of its queries.
 struct Queries {
     i32 first;
 };
-FN struct Queries queries_of(const struct Attention &p, i32 row) {
+FN struct Queries box_at(const struct Attention &p, i32 row) {
     return {(i32)((u32)row >> head_bits(p))};
 }
 FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, const struct Queries &at,
@@ -58,18 +57,12 @@ FN i32 head_of_row(const struct Attention &p, i32 head, i32 row) {
     const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
     return head * packed + min_i32((u32)row / (u32)p.queries, packed - 1);
 }
-#endif
-#if DOCUMENT_ROWS
-
-// The rows of an item: a tile may begin with a document, and end with it.
-struct DocumentRows {
-    i32 first, end;
-};
-FN struct DocumentRows document_rows(const struct Attention &p, const struct Work &work) {
-#if INTERLEAVED
-    return {work.full_first << head_bits(p), work.full_last << head_bits(p)};
-#else
-    return {work.full_first, work.full_last};
-#endif
+FN i32 first_row(const struct Attention &, i32 query) { return query; }
+FN i64 row_step(const struct Attention &, const i64 (&stride)[3], i32 row) {
+    return row * stride[2];
 }
+FN Point box_at(const struct Attention &, i32 row) { return query_point(row); }
 #endif
+FN i64 row_offset(const struct Attention &p, const i64 (&stride)[3], struct Place at, i32 row) {
+    return row_offset(stride, at, 0) + row_step(p, stride, row);
+}

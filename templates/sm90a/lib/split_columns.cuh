@@ -4,18 +4,18 @@
 // Operand descriptors of a warpgroup's columns, in tiles of q or k with slabs of `slab` bytes:
 // whole slabs, then half of one.
 FN u64 whole_slabs(u32 tile, u32 slab, i32 group) {
-    return along_tokens(tile + second_slab(SLABS) * slab * group, slab);
+    return along_tokens(tile + whole(SLABS) * slab * group, slab);
 }
 FN u64 half_slab(u32 tile, u32 slab, i32 group) {
-    return along_tokens(tile + whole(SLABS) * slab + 64 * group, slab);
+    return along_tokens(tile + 2 * whole(SLABS) * slab + 2 * HALF_COLUMNS * group, slab);
 }
 // Leads from such a descriptor to the same one of a tile of COUNT slabs.
 template <int COUNT>
 FN i32 to_whole_slabs(i32 group) {
-    return (second_slab(COUNT) - second_slab(SLABS)) * (i32)(Q_SLAB >> 4) * group;
+    return (whole(COUNT) - whole(SLABS)) * (i32)(Q_SLAB >> 4) * group;
 }
 template <int COUNT>
-FN i32 to_half_slab() { return (whole(COUNT) - whole(SLABS)) * (i32)(Q_SLAB >> 4); }
+FN i32 to_half_slab() { return 2 * (whole(COUNT) - whole(SLABS)) * (i32)(Q_SLAB >> 4); }
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     struct Operands at;
     at.k = along_columns(k);

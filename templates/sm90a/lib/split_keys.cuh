@@ -6,9 +6,9 @@ FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     struct Operands at;
     at.k = along_columns(k + group * 64 * SLAB_ROW);
     at.q = along_columns(q);
-    const i32 first_slab = SHARE_COLUMNS ? group * second_slab(SLABS) : 0;
+    const i32 first_slab = SHARE_COLUMNS ? group * whole(SLABS) : 0;
     at.k_tokens = along_tokens(k + first_slab * K_SLAB, K_SLAB);
-    at.k_half = along_tokens(k + whole(SLABS) * K_SLAB + 64 * group, K_SLAB);
+    at.k_half = along_tokens(k + 2 * whole(SLABS) * K_SLAB + 2 * HALF_COLUMNS * group, K_SLAB);
     at.q_tokens = along_tokens(q, Q_SLAB);
     at.ds = along_columns(ds + half);
     return at;

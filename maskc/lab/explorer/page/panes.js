@@ -119,7 +119,7 @@ export class Price {
         ? [label.toLowerCase(), `${tileCounts(totals)}; ${said}`, waste(totals.area, price.live)]
         : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
       ...(price.ranks ? [["ranks", `${price.ranks.ranks}, for ${count(price.ranks.n)} tokens; at most this many keys travel to one`, count(Math.max(...price.ranks.halo))]] : []),
-      ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
+      ["work, traffic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
     ], times = [];
     if (price.roof) times.push([`roofline of ${of(price.roof.heads)}`, `${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
     if (price.predicted) times.push([`predicted, ${of(price.predicted.heads)}`, `on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
