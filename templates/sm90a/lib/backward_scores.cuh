@@ -113,6 +113,7 @@ struct Where {
 // u, the derivative of the weight by its logit times the derivative of the logit, must live until
 // dp is complete: in the registers of s or, if registers are short, packed in storage precision.
 constexpr bool KEEP_U = !(HAS_SLOPE && (CROWDED || QUERIES > 64 || HEAD_GRADIENT))
+                        && !(WITH_ENTMAX && (QUERIES > 64 || HEAD_GRADIENT))
                         && !(HEAD_GRADIENT && WIDE_SUMS);
 struct Kept {
     Pairs p;  // without the derivative of the logit
