@@ -64,8 +64,7 @@ constexpr int GROUPS = 2;  // that compute
 constexpr int BLOCKS = 1;  // blocks that an SM runs at once
 // Shared memory of a block in bytes; in the separate dq launch; in the launch before, for entmax.
 constexpr unsigned MEMORY = 207616, ROW_MEMORY = 0, MEAN_MEMORY = 207616;
-// In the separate dq launch, a warp keeps its rows of q and dout in registers.
-constexpr bool KEEP_ROWS = 0;
+constexpr bool KEEP_ROWS = 0;  // of q and dout, by a warp of the dq launch
 // The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
@@ -73,13 +72,10 @@ constexpr bool KEEP_ROWS = 0;
 #define ZEROING_WARP 1  // an idle warp zeroes most tiles of dq
 constexpr u32 DS_STAGES = 2;  // tiles of ds in shared memory
 constexpr u32 DOUT_STAGES = 2;  // tiles of dout in flight
-// Tiles of k and v in flight in the launch before, for entmax.
-[[maybe_unused]] constexpr int MEAN_STAGES = 2;
-// Queries of a group of key/value heads, which share the L2 cache.
-constexpr i32 GROUP_TOKENS = 32768;
+[[maybe_unused]] constexpr int MEAN_STAGES = 2;  // of k and v, for entmax
+constexpr i32 GROUP_TOKENS = 32768;  // queries that share the L2 cache
 constexpr int KEY_BLOCKS = 8;  // blocks that sum up a shared column
-// Shares of a tile of dq in the workspace.
-constexpr int SHARES = 2;
+constexpr int SHARES = 2;  // of a tile of dq in the workspace
 // Tiles come as lists in memory, or else as ranges of consecutive tiles.
 constexpr bool TILE_LISTS = 0;
 // With few live pairs, delta is recomputed with less rounding error (settled_delta.cuh).

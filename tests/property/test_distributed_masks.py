@@ -113,9 +113,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
         work, own = made.work(rank), made.indices(rank)
         buffer = np.full(work.size, -1)
         for copy in work.copies:
-            buffer[copy.place : copy.place + copy.count] = own[
-                copy.start : copy.start + copy.count
-            ]
+            buffer[copy.place : copy.place + copy.count] = own[copy.start : copy.start + copy.count]
         came = [x for receive in layer.receives(rank) for x in range(receive.start, receive.stop)]
         places = [x for first, count in work.came.stretches for x in range(first, first + count)]
         buffer[places] = came

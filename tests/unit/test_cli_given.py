@@ -76,7 +76,7 @@ def test_verify_and_bench_take_data(here: Path):
 
 @pytest.mark.parametrize(("given", "finding"), [
     ("doc", "--data expects NAME=FILE, found 'doc'"),
-    ("dox=a.npy", "--data: no data 'dox'\n    hint: did you mean doc? there is: doc"),
+    ("dox=a.npy", "--data  no data 'dox'\n    hint: did you mean doc? there is: doc"),
     ("doc=none.npy", "cannot read none.npy: No such file"),
     ("doc=a.txt", "--data cannot tell what 'a.txt' holds"),
     ("doc=bad.json", "cannot read bad.json: Expecting value"),

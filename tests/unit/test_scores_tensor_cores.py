@@ -76,8 +76,8 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
     attn = compiled(mask, score, dim, form, mode, kind)
 
-    def compare(found, right, name):
-        near(found, right, name, {"out": 0.02, "lse": 1e-3}.get(name, 0.03))
+    def compare(result, right, name):
+        near(result, right, name, {"out": 0.02, "lse": 1e-3}.get(name, 0.03))
 
     _, results = judged_passes(
         attn, (q, k, v, dout), mask.dense(n, n_kv) if live is None else live, score=score,

@@ -25,7 +25,8 @@ FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own:
                 i32 n_q, i32 n_kv) {
     typedef DataRows<Side> Data;
     const i32 column = first + Own::first();
-    const i32 run = min_i32(first + begin, Side::last_column(n_q, n_kv));  // a tile may lie behind it
+    // A tile may begin behind the last column
+    const i32 run = min_i32(first + begin, Side::last_column(n_q, n_kv));
 #pragma unroll
     for (int r = 0; r < R; r++) {
         struct Bounds own[Data::INTERVALS];

@@ -80,7 +80,8 @@ FN bool count_rows(const struct Lists &p, struct Counted &all, const Divisor &ro
     for (i32 base = 0; base < documents; base += THREADS) {
         const i32 i = base + threadIdx.x, list = p.lists > 1 ? i / ends : 0;
         i32 lines = 0;
-        if (i < documents) lines = rows.up(load_end(p, 0, list, i - list * ends, all.ends[i], wrong));
+        if (i < documents)
+            lines = rows.up(load_end(p, 0, list, i - list * ends, all.ends[i], wrong));
         const i32 until = warp_until(lines);
         if (base) __syncthreads();  // all have read `part`
         if (lane == 31) part[warp] = until;
@@ -157,7 +158,7 @@ FN void count_lines(const struct Lists &p, struct Counted &all, const Divisor &k
 struct Rank {
     i32 tiles_before;  // in its list
     i32 lines_before;  // whose items come earlier
-    i32 group, behind;  // the first line of its group, and past the last one, among those with tiles
+    i32 group, behind;  // the first line of its group with tiles, and past the last one
 };
 FN struct Rank rank_of(const struct Lists &p, const struct Counted &all, i32 list, i32 place) {
     const i32 *const keys = keys_of(all);

@@ -71,7 +71,8 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
     const bool one_line = rows == 1 && heads == 1 && p.batches[slot] == 1;
     constexpr i32 OWN = CHUNK / THREADS;
     const unsigned char *const bytes = (const unsigned char *)p.source[slot] + start;
-    if (one_line && p.source_code[slot] < 2 && p.rule[slot] == BOOLEAN && p.source_step[slot] == 1 &&
+    if (one_line && p.source_code[slot] < 2 && p.rule[slot] == BOOLEAN &&
+        p.source_step[slot] == 1 &&
         (unsigned long long)bytes % OWN == 0 && rest >= CHUNK) {
         static_assert(OWN == 8, "a thread has two words");
         const uint2 own = ((const uint2 *)bytes)[threadIdx.x];
@@ -79,7 +80,8 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
 #pragma unroll
         for (i32 i = 0; i < 2; i++) {
             const u32 x = i ? own.y : own.x;
-            to[i] = make_int4((x & 0xff) != 0, (x & 0xff00) != 0, (x & 0xff0000) != 0, x >> 24 != 0);
+            to[i] = make_int4((x & 0xff) != 0, (x & 0xff00) != 0, (x & 0xff0000) != 0,
+                              x >> 24 != 0);
         }
         return false;
     }
