@@ -74,7 +74,7 @@ constexpr int GROUPS = 2;  // that compute
 constexpr int BLOCKS = 1;  // blocks that an SM runs at once
 // Shared memory of a block in bytes; in the separate dq launch; in the launch before, for entmax.
 constexpr unsigned MEMORY = 207616, ROW_MEMORY = 0, MEAN_MEMORY = 207616;
-constexpr bool KEEP_ROWS = 0;  // of q and dout, by a warp of the dq launch
+constexpr bool KEEP_ROWS = 0;  // of q and dout, in the dq launch
 // The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
 // dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
