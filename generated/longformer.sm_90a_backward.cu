@@ -90,7 +90,6 @@ constexpr bool KEEP_ROWS = 0;  // of q and dout, in the dq launch
 #define ZEROING_WARP 1  // an idle warp zeroes most tiles of dq
 constexpr u32 DS_STAGES = 2;  // tiles of ds in shared memory
 constexpr u32 DOUT_STAGES = 2;  // tiles of dout in flight
-[[maybe_unused]] constexpr int MEAN_STAGES = 2;  // for entmax
 constexpr i32 GROUP_TOKENS = 32768;  // queries that share L2
 constexpr int KEY_BLOCKS = 8;  // blocks that sum up a shared column
 constexpr int SHARES = 2;  // of a tile of dq in the workspace

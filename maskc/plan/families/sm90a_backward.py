@@ -77,9 +77,7 @@ class BackwardSchedule(Schedule):
     ds_stages: int = 2
     """Tiles of ds in shared memory."""
     dout_stages: int = 2
-    """Tiles of dout in flight."""
-    mean_stages: int = 2
-    """Tiles of k and v in flight in the launch that computes delta for entmax."""
+    """Tiles of dout in flight; also of k and v in the launch that computes delta for entmax."""
     mean_bytes: int = 0
     """Shared memory of the launch that computes delta for entmax."""
     half_share: bool = False
@@ -209,9 +207,9 @@ def _schedule(
     of_half = (dim - SLAB * (slabs - 1)) // 2 if half_share else 0
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
-    dout_stages = mean_stages = 1 if of_keys and all_slabs > _MOST_SLABS else 2
+    dout_stages = 1 if of_keys and all_slabs > _MOST_SLABS else 2
     rest = _shared(tile, slabs, slabs_v, ds_stages, dout_stages, split)
-    of_mean = _mean_bytes(tile, all_slabs, warpgroups, mean_stages)
+    of_mean = _mean_bytes(tile, all_slabs, warpgroups, dout_stages)
     key_blocks = _key_blocks(dim + dim_v, tile)
 
     def modes_with(more: int) -> tuple[tuple[str, Mode], ...]:
@@ -247,7 +245,6 @@ def _schedule(
         zeroes=zeroes,
         ds_stages=ds_stages,
         dout_stages=dout_stages,
-        mean_stages=mean_stages,
         half_share=half_share,
         score_queries=queries,
         products=_products(problem, queries, parts, parts_of_v, of_dq, of_half),

@@ -9,6 +9,7 @@
 // owns one tile row: q and dout stay in shared memory while k and v stream through. Scores are
 // transposed as in the main launch; each thread sums over its own keys.
 constexpr int WARPS = 4 * GROUPS;
+constexpr int MEAN_STAGES = DOUT_STAGES;  // tiles of k and v in flight
 
 struct MeanShared {
     unsigned char k[MEAN_STAGES][K_BYTES], v[MEAN_STAGES][V_BYTES];

@@ -112,9 +112,14 @@ struct Where {
 
 // u, the derivative of the weight by its logit times the derivative of the logit, must live until
 // dp is complete: in the registers of s or, if registers are short, packed in storage precision.
-constexpr bool KEEP_U = !(HAS_SLOPE && (CROWDED || QUERIES > 64 || HEAD_GRADIENT))
-                        && !(WITH_ENTMAX && (QUERIES > 64 || HEAD_GRADIENT))
-                        && !(HEAD_GRADIENT && WIDE_SUMS);
+#if ADDS_PAIRS || ADDS_DIAGONALS
+constexpr bool ADDS_UP = true;  // gradients of tables: large tiles pack u then, too
+#else
+constexpr bool ADDS_UP = false;
+#endif
+constexpr bool KEEP_U = !(HAS_SLOPE && (CROWDED || HEAD_GRADIENT))
+                        && !(QUERIES > 64 && (HAS_SLOPE || WITH_ENTMAX || ADDS_UP))
+                        && !(HEAD_GRADIENT && (WITH_ENTMAX || WIDE_SUMS));
 struct Kept {
     Pairs p;  // without the derivative of the logit
 #if WITH_ENTMAX
