@@ -625,6 +625,16 @@ class SegmentPlaces(NamedTuple):
     """The kernels' slot for where documents end."""
 
 
+class AloneMode(NamedTuple):
+    """The mode of a source of tile lists in which every block finds all that it needs alone."""
+
+    macro: str
+    entry: str
+    """The kernel, and the file that has it."""
+    threads: int
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataListsSpec(ListsSpec):
     """The source that makes the tile lists of a mask that reads data."""
@@ -632,12 +642,11 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
-    length_threads: int = abi.LENGTH_THREADS
-    length_blocks: int
-    """Threads and blocks of the launch that makes lists from lengths alone."""
+    alone: AloneMode | None
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS
+    most_queries: int = abi.MOST_QUERIES
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
@@ -645,6 +654,9 @@ class DataListsSpec(ListsSpec):
     """The distinct formulas of the heads."""
     has_pairs: bool
     """Whether a formula reads an array with an entry per pair."""
+    of_query: DataEnds | None = None
+    """The keys of the only query of a list, over the readings (`x0`), n_q, n_kv, m; None if other
+    data tell, or more than one interval has them."""
     segments: SegmentPlaces | None = None
     """None if tiles of keys always begin where tile columns do."""
 

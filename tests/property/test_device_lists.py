@@ -78,7 +78,8 @@ def passes():
         def made(attn, n_q, batch, data, backward=False, n_kv=N, **options) -> Made:
             q = torch.zeros(batch, HEADS, n_q, 64, dtype=torch.bfloat16)
             k = torch.zeros(batch, HEADS // 2, n_kv, 64, dtype=torch.bfloat16)
-            out, lse = attn(q, k, k, return_lse=True, **data)
+            own = {} if backward else options
+            out, lse = attn(q, k, k, return_lse=True, **own, **data)
             if backward:
                 attn.backward(q, k, k, out, lse, q, **options, **data)
             return found[-1]
@@ -272,6 +273,63 @@ def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n,
     assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
     if number != GAPS:
         check_rows(made, number, sides, n)
+
+
+ONE_INTERVAL = [
+    mc.intervals("x"), mc.intervals("x") & CAUSAL, mc.intervals("x") & mc.window(3000),
+    mc.intervals("x") & mc.intervals("y") & CAUSAL,
+]  # fmt: skip
+"""Masks with which data bound the keys of a query as one interval."""
+
+
+@cache
+def decoding(number: int, by_queries: bool):
+    """A compiled mask; two of them have plans of their own."""
+    assert by_queries in (False, True)
+    return ONE_INTERVAL[number].compile(head_dim=64, target="sm_90a")
+
+
+def drawn_intervals(rng: np.random.Generator, batch: int, n: int) -> tuple[torch.Tensor, ...]:
+    """The keys of one query for each sequence, or for all, some of them out of range or empty."""
+    kind, shared = rng.choice(["int32", "int64", "int16"]), rng.random() < 0.2
+    low = rng.choice([0, 1, 64, n // 2, n, -5, -30000], (batch, 1))
+    high = low + rng.integers(-50, rng.choice([70, n, 2 * n]), (batch, 1))
+    kept = [torch.tensor(x.clip(-32768, 32767).astype(kind)) for x in (low, high)]
+    if rng.random() < 0.3:  # one array with both, whose entries do not follow one another
+        kept = list(torch.stack(kept, -1).unbind(-1))
+    return tuple(x[:1] if shared else x for x in kept)
+
+
+@pytest.mark.parametrize("number", range(len(ONE_INTERVAL)))
+@settings(max_examples=20)
+@given(seed=SEEDS, batch=st.sampled_from([1, 2, 5, 40]), n=st.sampled_from([300, 2111, 8192]),
+       invariant=st.booleans())  # fmt: skip
+def test_lists_of_queries(passes, number, seed, batch, n, invariant):
+    """All that the pass reads is as blocks make it that wait for one another."""
+    rng, mask = np.random.default_rng(seed), ONE_INTERVAL[number]
+    data = {name: drawn_intervals(rng, batch, n) for name in ("x", "y")[: 1 + (number == 3)]}
+    found = []
+    for by_queries in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not by_queries:
+                patch.setattr(making.Making, "by_queries", False)
+            attn = decoding(number, by_queries)
+            made = passes(attn, 1, batch, data, n_kv=n, deterministic=invariant)
+        numbers, places = made.numbers, made.places
+        cut = numbers.part_tiles > 0
+        assert made.entry == ("lists_of_queries" if by_queries and cut else "make_lists")
+        rows = numbers.items + numbers.lists * numbers.owners * cut
+        found.append((
+            made.counts_and_words(0), words(places["work"], rows, len(WORK_FIELDS)).tolist(),
+            [words(places[f"array{i}"], numbers.batches[i]).tolist() for i in range(len(data))],
+            words(places["counter"], numbers.counters).tolist(),
+        ))  # fmt: skip
+        assert made.at_rest()
+    assert found[0] == found[1]
+    live = mask.dense(
+        1, n, **{name: tuple(np.asarray(x) for x in own) for name, own in data.items()}
+    )
+    assert not wrong_tiles(made, 0, np.broadcast_to(live, (numbers.lists, 1, n)))
 
 
 BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)

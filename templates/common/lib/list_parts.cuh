@@ -18,9 +18,11 @@ FN i32 choice(const struct Lists &p, i32 longest, i32 j) {
 }
 // Twice the expected time of rows, summed over all blocks: see Cutting in work_list.py.
 FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, i32 cost) {
-    const i64 waves = (items + p.blocks - 1) / p.blocks * p.blocks, rest = items % p.blocks;
-    const i64 enough = 3 * (i64)p.blocks / 4;  // blocks that read as fast as all
-    const i64 spared = rest ? p.blocks - (rest > enough ? rest : enough) : 0;
+    // 32 bits are divided in less time; so many items would not fit anyway
+    const i32 rest = (u32)(items < 0x7fffffff ? items : 0x7fffffff) % (u32)p.blocks;
+    const i64 waves = rest ? items - rest + p.blocks : items;
+    const i32 enough = 3 * (i64)p.blocks / 4;  // blocks that read as fast as all
+    const i64 spared = rest ? p.blocks - max_i32(rest, enough) : 0;
     const i64 turns = 2 * (waves * (size + cost) - spared * size);
     const i64 spread = 2 * (tiles + items * cost) + (i64)p.blocks * (last + cost);
     return turns < spread ? turns : spread;
@@ -81,8 +83,9 @@ FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
 // Writes the items of a list, one or several per owner: items with tiles, the longest parts first,
 // then unused items, then one item for each row without tiles, whose results must be filled. The
 // rows to merge follow.
-FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
-    const i32 *const counts = p.counts[at.side];
+// `counts`: the tiles of all lists.
+FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count,
+                    const i32 *counts) {
     const i32 size = p.fixed_tiles ? 0 : size_of_all(p, counts);
     const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
     const i32 own = ceil_div(count, pieces);
