@@ -285,10 +285,8 @@ In arrays of two, the first value is for queries and tile rows, the second for k
 columns."""
 LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
-LENGTH_THREADS = 512
-"""The threads of a block that makes lists from cumulative lengths alone."""
-QUERY_THREADS = 640
-"""The threads of a block that makes lists of one query each: a warp for every size of a part."""
+ALONE_THREADS = 512
+"""The threads of a block that waits for no other one."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256

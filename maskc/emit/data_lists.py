@@ -32,7 +32,6 @@ from maskc.layout.tiles.data_tiles import (
     split,
 )
 from maskc.plan.list_making import (
-    ALONE_BLOCKS,
     BLOCKS,
     LISTS_OF_LENGTHS,
     LISTS_OF_QUERIES,
@@ -121,7 +120,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
         blocks=BLOCKS,
-        alone=alone and AloneMode(alone[0].upper(), alone[1].entry, alone[1].threads, ALONE_BLOCKS),
+        alone=alone and AloneMode(alone[0].upper(), alone[1].entry),
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),

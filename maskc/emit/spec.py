@@ -15,6 +15,7 @@ from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.tiles.data_tiles import BlockReading
 from maskc.layout.topk import sizes as choosing
+from maskc.plan.list_making import ALONE_BLOCKS
 from maskc.plan.types import Schedule
 
 
@@ -631,8 +632,8 @@ class AloneMode(NamedTuple):
     macro: str
     entry: str
     """The kernel, and the file that has it."""
-    threads: int
-    blocks: int
+    threads: int = abi.ALONE_THREADS
+    blocks: int = ALONE_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from maskc.core.abi import (
-    LENGTH_THREADS,
+    ALONE_THREADS,
     LIST_THREADS,
     MOST_LENGTHS,
     MOST_LISTS,
@@ -247,7 +247,7 @@ class Making:
             batches, *_ = shape = self.given.sources[slot].shape
             shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
             if self.by_lengths:
-                shares = batches * -(-shape[3] // LENGTH_THREADS)
+                shares = batches * -(-shape[3] // ALONE_THREADS)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -274,7 +274,7 @@ class Making:
     @property
     def line_blocks(self) -> int:
         if self.by_lengths:
-            return -(-self.lines * 32 // LENGTH_THREADS)
+            return -(-self.lines * 32 // ALONE_THREADS)
         return self.lines * self.line_threads // LIST_THREADS
 
     @property
