@@ -17,7 +17,7 @@ import maskc as mc
 from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
-from maskc.layout import beside_documents, build, document_lists
+from maskc.layout import Cutting, beside_documents, build, document_lists
 from maskc.runtime.device_lists import making
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
@@ -283,10 +283,26 @@ ONE_INTERVAL = [
 
 
 @cache
-def decoding(number: int, by_queries: bool):
-    """A compiled mask; two of them have plans of their own."""
-    assert by_queries in (False, True)
+def decoding(number: int, _entry: str):
+    """A compiled mask for each way to make lists, because plans are kept."""
     return ONE_INTERVAL[number].compile(head_dim=64, target="sm_90a")
+
+
+def parts_by_definition(made: Made) -> list[int]:
+    """Tiles of all parts of all rows, the longest first, cut as on the host."""
+    numbers = made.numbers
+    count = np.array([len(line) for of_list in made.counts_and_words(0) for line in of_list])
+    count = np.repeat(count, numbers.owners)
+    cutting = Cutting(
+        numbers.part_tiles, numbers.fixed_tiles, numbers.blocks, numbers.item_cost,
+        numbers.part_cost,
+    )  # fmt: skip
+    parts = np.maximum(-(-count // cutting.sizes(count)), 1)
+    tiles = []
+    for own, of_row in zip(count.tolist(), parts.tolist(), strict=True):
+        size = -(-own // of_row)
+        tiles += [min(size, own - begin) for begin in range(0, own, max(size, 1))]
+    return sorted(tiles, reverse=True)
 
 
 def drawn_intervals(rng: np.random.Generator, batch: int, n: int) -> tuple[torch.Tensor, ...]:
@@ -309,15 +325,15 @@ def test_lists_of_queries(passes, number, seed, batch, n, invariant):
     rng, mask = np.random.default_rng(seed), ONE_INTERVAL[number]
     data = {name: drawn_intervals(rng, batch, n) for name in ("x", "y")[: 1 + (number == 3)]}
     found = []
-    for by_queries in (True, False):
+    for entry in ("lists_of_queries", "make_lists"):
         with pytest.MonkeyPatch.context() as patch:
-            if not by_queries:
+            if entry == "make_lists":
                 patch.setattr(making.Making, "by_queries", False)
-            attn = decoding(number, by_queries)
+            attn = decoding(number, entry)
             made = passes(attn, 1, batch, data, n_kv=n, deterministic=invariant)
         numbers, places = made.numbers, made.places
         cut = numbers.part_tiles > 0
-        assert made.entry == ("lists_of_queries" if by_queries and cut else "make_lists")
+        assert made.entry == (entry if cut else "make_lists")
         rows = numbers.items + numbers.lists * numbers.owners * cut
         found.append((
             made.counts_and_words(0), words(places["work"], rows, len(WORK_FIELDS)).tolist(),
@@ -326,10 +342,30 @@ def test_lists_of_queries(passes, number, seed, batch, n, invariant):
         ))  # fmt: skip
         assert made.at_rest()
     assert found[0] == found[1]
+    if cut:
+        _, items, *_ = found[0]
+        tiles = [item[3] for item in items[: numbers.items] if item[3]]
+        assert sorted(tiles, reverse=True) == parts_by_definition(made)
     live = mask.dense(
         1, n, **{name: tuple(np.asarray(x) for x in own) for name, own in data.items()}
     )
     assert not wrong_tiles(made, 0, np.broadcast_to(live, (numbers.lists, 1, n)))
+
+
+def test_lists_that_blocks_do_not_find_alone(passes):
+    """Several queries, more lists than a block has room for, or keys that are no interval."""
+    mask, flags = decoding(0, "others"), mc.intervals("x") & mc.flags("y")
+    low, high = torch.zeros(2, 2, dtype=torch.int32), torch.full((2, 2), 2000, dtype=torch.int32)
+    one = {"x": (low[:, :1], high[:, :1])}
+    assert passes(mask, 1, 2, one, n_kv=2111).entry == "lists_of_queries"
+    assert passes(mask, 2, 2, {"x": (low, high)}, n_kv=2111).entry == "make_lists"
+    attn = flags.compile(head_dim=64, target="sm_90a")
+    more = one | {"y": torch.ones(2, 2111, dtype=torch.bool)}
+    assert passes(attn, 1, 2, more, n_kv=2111).entry == "make_lists"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "MOST_QUERIES", 1)
+        fresh = decoding(0, "few")
+        assert passes(fresh, 1, 2, one, n_kv=2111).entry == "make_lists"
 
 
 BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)
