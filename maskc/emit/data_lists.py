@@ -14,14 +14,7 @@ from maskc.core.tile_bounds import Span
 from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import render
 from maskc.emit.predicate import ends_of_query
-from maskc.emit.spec import (
-    AloneMode,
-    DataEnds,
-    DataListsSpec,
-    ListsSpec,
-    SegmentPlaces,
-    TileText,
-)
+from maskc.emit.spec import DataEnds, DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import (
     CHUNK,
@@ -120,7 +113,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
         blocks=BLOCKS,
-        alone=alone and AloneMode(alone[0].upper(), alone[1].entry),
+        alone="" if alone is None else alone[0].upper(),
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),

@@ -626,16 +626,6 @@ class SegmentPlaces(NamedTuple):
     """The kernels' slot for where documents end."""
 
 
-class AloneMode(NamedTuple):
-    """The mode of a source of tile lists in which every block finds all that it needs alone."""
-
-    macro: str
-    entry: str
-    """The kernel, and the file that has it."""
-    threads: int = abi.ALONE_THREADS
-    blocks: int = ALONE_BLOCKS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataListsSpec(ListsSpec):
     """The source that makes the tile lists of a mask that reads data."""
@@ -643,7 +633,10 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
-    alone: AloneMode | None
+    alone: str
+    """The macro of the mode in which no block waits for another one; empty: there is none."""
+    alone_threads: int = abi.ALONE_THREADS
+    alone_blocks: int = ALONE_BLOCKS
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS

@@ -78,8 +78,8 @@ def passes():
         def made(attn, n_q, batch, data, backward=False, n_kv=N, **options) -> Made:
             q = torch.zeros(batch, HEADS, n_q, 64, dtype=torch.bfloat16)
             k = torch.zeros(batch, HEADS // 2, n_kv, 64, dtype=torch.bfloat16)
-            own = {} if backward else options
-            out, lse = attn(q, k, k, return_lse=True, **own, **data)
+            forward = {} if backward else options
+            out, lse = attn(q, k, k, return_lse=True, **forward, **data)
             if backward:
                 attn.backward(q, k, k, out, lse, q, **options, **data)
             return found[-1]
@@ -299,9 +299,9 @@ def parts_by_definition(made: Made) -> list[int]:
     )  # fmt: skip
     parts = np.maximum(-(-count // cutting.sizes(count)), 1)
     tiles = []
-    for own, of_row in zip(count.tolist(), parts.tolist(), strict=True):
-        size = -(-own // of_row)
-        tiles += [min(size, own - begin) for begin in range(0, own, max(size, 1))]
+    for all_tiles, pieces in zip(count.tolist(), parts.tolist(), strict=True):
+        size = -(-all_tiles // pieces)
+        tiles += [min(size, all_tiles - i) for i in range(0, all_tiles, max(size, 1))]
     return sorted(tiles, reverse=True)
 
 
@@ -324,7 +324,7 @@ def test_lists_of_queries(passes, number, seed, batch, n, invariant):
     """All that the pass reads is as blocks make it that wait for one another."""
     rng, mask = np.random.default_rng(seed), ONE_INTERVAL[number]
     data = {name: drawn_intervals(rng, batch, n) for name in ("x", "y")[: 1 + (number == 3)]}
-    found = []
+    outcomes = []
     for entry in ("lists_of_queries", "make_lists"):
         with pytest.MonkeyPatch.context() as patch:
             if entry == "make_lists":
@@ -335,20 +335,18 @@ def test_lists_of_queries(passes, number, seed, batch, n, invariant):
         cut = numbers.part_tiles > 0
         assert made.entry == (entry if cut else "make_lists")
         rows = numbers.items + numbers.lists * numbers.owners * cut
-        found.append((
+        outcomes.append((
             made.counts_and_words(0), words(places["work"], rows, len(WORK_FIELDS)).tolist(),
             [words(places[f"array{i}"], numbers.batches[i]).tolist() for i in range(len(data))],
             words(places["counter"], numbers.counters).tolist(),
         ))  # fmt: skip
         assert made.at_rest()
-    assert found[0] == found[1]
+    assert outcomes[0] == outcomes[1]
     if cut:
-        _, items, *_ = found[0]
+        _, items, *_ = outcomes[0]
         tiles = [item[3] for item in items[: numbers.items] if item[3]]
         assert sorted(tiles, reverse=True) == parts_by_definition(made)
-    live = mask.dense(
-        1, n, **{name: tuple(np.asarray(x) for x in own) for name, own in data.items()}
-    )
+    live = mask.dense(1, n, **{name: tuple(map(np.asarray, x)) for name, x in data.items()})
     assert not wrong_tiles(made, 0, np.broadcast_to(live, (numbers.lists, 1, n)))
 
 
