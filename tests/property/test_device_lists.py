@@ -282,6 +282,14 @@ ONE_INTERVAL = [
 """Masks with which data bound the keys of a query as one interval."""
 
 
+BLOCKS = making.Making.blocks
+
+
+def on_three_multiprocessors(lists: making.Making, launch, _multiprocessors: int) -> int:
+    """The blocks of a launch on a small card."""
+    return BLOCKS(lists, launch, 3)
+
+
 @cache
 def decoding(number: int, _entry: str):
     """A compiled mask for each way to make lists, because plans are kept."""
@@ -319,9 +327,12 @@ def drawn_intervals(rng: np.random.Generator, batch: int, n: int) -> tuple[torch
 @pytest.mark.parametrize("number", range(len(ONE_INTERVAL)))
 @settings(max_examples=20)
 @given(seed=SEEDS, batch=st.sampled_from([1, 2, 5, 40]), n=st.sampled_from([300, 2111, 8192]),
-       invariant=st.booleans())  # fmt: skip
-def test_lists_of_queries(passes, number, seed, batch, n, invariant):
-    """All that the pass reads is as blocks make it that wait for one another."""
+       invariant=st.booleans(), few_blocks=st.booleans())  # fmt: skip
+def test_lists_of_queries(passes, number, seed, batch, n, invariant, few_blocks):
+    """All that the pass reads is as blocks make it that wait for one another.
+
+    `few_blocks`: there are more lists than multiprocessors.
+    """
     rng, mask = np.random.default_rng(seed), ONE_INTERVAL[number]
     data = {name: drawn_intervals(rng, batch, n) for name in ("x", "y")[: 1 + (number == 3)]}
     outcomes = []
@@ -329,7 +340,9 @@ def test_lists_of_queries(passes, number, seed, batch, n, invariant):
         with pytest.MonkeyPatch.context() as patch:
             if entry == "make_lists":
                 patch.setattr(making.Making, "by_queries", False)
-            attn = decoding(number, entry)
+            elif few_blocks:
+                patch.setattr(making.Making, "blocks", on_three_multiprocessors)
+            attn = decoding(number, f"{entry} {few_blocks}")
             made = passes(attn, 1, batch, data, n_kv=n, deterministic=invariant)
         numbers, places = made.numbers, made.places
         cut = numbers.part_tiles > 0

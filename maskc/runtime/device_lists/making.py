@@ -378,5 +378,5 @@ class Making:
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
         if self.by_queries:
-            return self.lists
+            return min(self.lists, multiprocessors)
         return self.first_blocks[-1] + (1 if self.by_lengths else 2) * self.line_blocks

@@ -1,11 +1,23 @@
 // Work items of pack_gqa with split_kv, from lists built on the device; rows are cut as
 // maskc/layout/work/work_list.py does (Cutting). Needs: block_sums.cuh; Place of a block: side,
-// list. Gives: write_parts.
+// list. Gives: Divisor,
+// size_of_all, write_parts.
 
 constexpr i32 NO_ROW = -1;  // tile row of an unused item
 constexpr i32 CHOICES = sizeof(Lists::pieces) / sizeof(i32);
 
 FN i32 ceil_div(u32 x, u32 y) { return (x + y - 1) / y; }  // shorter than with signs
+
+// Divides by a number several times, in fewer instructions than a division has.
+struct Divisor {
+    u32 by, inverse;
+    FN explicit Divisor(i32 number) : by(number), inverse(0xffffffffu / (u32)number) {}
+    FN i32 up(i32 x) const {
+        const u32 rounded = x + by - 1;
+        const u32 low = (u32)((unsigned long long)rounded * inverse >> 32);  // or one less
+        return low + (rounded - low * by >= by);
+    }
+};
 
 // Limit on the tiles of a part of a row, if splits depend on the row's own tiles only.
 FN i32 size_of_row(const struct Lists &p, i32 count) {
@@ -27,10 +39,12 @@ FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, 
     const i64 spread = 2 * (tiles + items * cost) + (i64)p.blocks * (last + cost);
     return turns < spread ? turns : spread;
 }
-// The size with the least expected time for all rows, the largest one of several. Every thread of
-// the block gets it; a lane of each warp has one choice, a warp some of the rows.
+// The size with the least expected time for all rows, the largest one of several; 0 if splits
+// depend on the row's own tiles only. Every thread of the block gets it; a lane of each warp has one
+// choice, a warp some of the rows.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     static_assert(CHOICES <= 32, "a lane has one choice");
+    if (p.fixed_tiles) return 0;
     enum { SHORT, PARTS, FAR_PARTS, FAR_TILES, KINDS };
     __shared__ i32 sums[KINDS][32];  // of all rows of one owner
     const i32 lane = threadIdx.x % 32;
@@ -44,6 +58,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     }
     longest = warp_max(longest), tiles = warp_sum(tiles), empty = warp_sum(empty);
     const i32 size = choice(p, longest, min_i32(lane, CHOICES - 1));
+    const Divisor by_size(size);
     __syncthreads();
     i32 rows = 0;
 #pragma unroll 1
@@ -57,7 +72,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     i32 parts = 0, far_parts = 0, far_tiles = 0;
 #pragma unroll 1
     for (i32 i = threadIdx.x / 32; i < p.lists; i += THREADS / 32) {
-        const i32 x = counts[i], own = ceil_div(x, size);
+        const i32 x = counts[i], own = by_size.up(x);
         parts += own;
         far_parts += x > shorter ? own : 0, far_tiles += x > shorter ? x : 0;
     }
@@ -91,13 +106,13 @@ FN i32 parts_of(const struct Lists &p, i32 size, i32 count) {
 // Writes the items of a list, one or several per owner: items with tiles, the longest parts first,
 // then unused items, then one item for each row without tiles, whose results must be filled. The
 // rows to merge follow.
-// `counts`: the tiles of all lists.
+// `counts`: the tiles of all lists. `size`: see size_of_all.
 FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count,
-                    const i32 *counts) {
-    const i32 size = p.fixed_tiles ? 0 : size_of_all(p, counts);
+                    const i32 *counts, i32 size) {
     const i32 mine = parts_of(p, size, count), pieces = max_i32(mine, 1);
     const i32 own = ceil_div(count, pieces);
     __shared__ i32 sum[4];  // parts that come before, and all; then rows without tiles, likewise
+    __syncthreads();  // all have read those of another list
     if (threadIdx.x < 4) sum[threadIdx.x] = 0;
     i32 part[4] = {0};
 #pragma unroll 1

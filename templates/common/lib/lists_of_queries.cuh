@@ -1,5 +1,6 @@
 // Tile lists and work items of one query for each list, whose keys data bound as an interval. Every
-// block finds the tiles of all lists, so no block waits for another one. A block has one list.
+// block finds the tiles of all lists, so no block waits for another one. A block writes one list, or
+// several if there are more than multiprocessors.
 // Needs: bounds.h, entries.cuh, list_items.cuh, and MOST_QUERIES, load_mask and keys_of_query of
 // the config header. Gives: lists_of_queries.
 
@@ -25,39 +26,45 @@ FN void read_entries(const struct Lists &p, i32 list, i32 (&x)[READINGS]) {
     for (i32 i = 0; i < READINGS; i++) x[i] = value_of(p, reading_at(i).slot, found[i], wrong);
 }
 
+// Writes the tiles and items of a list. `size`: see size_of_all.
+FN void write_list(const struct Lists &p, i32 list, const struct Bounds &keys, const i32 *counts,
+                   i32 size) {
+    const struct Tiles own = tiles_of(p, keys);
+    const i32 first = list * p.room[0];
+#pragma unroll 1
+    for (i32 i = threadIdx.x; i < own.count; i += THREADS) {
+        const i32 tile = own.first + i, key = tile * p.tile[1];
+        const i32 end = min_i32(key + p.tile[1], p.n[1]);
+        p.tiles[0][first + i] = 2 * tile + (keys.first <= key && end <= keys.last);
+    }
+    if (threadIdx.x < 2) p.ptr[0][2 * list + threadIdx.x] = first + threadIdx.x * own.count;
+    write_parts(p, {0, list, 0}, first, own.count, counts, size);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 lists_of_queries(const __grid_constant__ struct Lists p) {
     __shared__ i32 counts[MOST_QUERIES];
-    __shared__ struct Bounds own_keys;
-    const i32 list = blockIdx.x;
+    __shared__ struct Bounds keys[MOST_QUERIES];
     wait_for_launches();
     const struct Mask mask = load_mask(p, 0);
 #pragma unroll 1
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
         i32 x[READINGS];
         read_entries(p, i, x);
-        struct Bounds keys = keys_of_query(p, mask, x);
-        keys.first = max_i32(keys.first, 0), keys.last = min_i32(keys.last, p.n[1]);
-        counts[i] = tiles_of(p, keys).count;
-        if (i != list) continue;
-        own_keys = keys;
+        const struct Bounds own = keys_of_query(p, mask, x);
+        keys[i] = {max_i32(own.first, 0), min_i32(own.last, p.n[1])};
+        counts[i] = tiles_of(p, keys[i]).count;
+        if (i / THREADS % gridDim.x != blockIdx.x) continue;  // all blocks have the same
 #pragma unroll
         for (i32 j = 0; j < READINGS; j++) {
             const i32 slot = reading_at(j).slot;
-            if (list == 0 || p.batches[slot] > 1) p.array[slot][list * p.array_batch[slot]] = x[j];
+            if (i == 0 || p.batches[slot] > 1) p.array[slot][i * p.array_batch[slot]] = x[j];
         }
     }
     __syncthreads();
-    const struct Bounds keys = own_keys;
-    const struct Tiles own = tiles_of(p, keys);
-    const i32 first = list * p.room[0], size = p.tile[1];
+    const i32 size = size_of_all(p, counts);
 #pragma unroll 1
-    for (i32 i = threadIdx.x; i < own.count; i += THREADS) {
-        const i32 tile = own.first + i, end = min_i32((tile + 1) * size, p.n[1]);
-        const bool full = tile * size >= keys.first && end <= keys.last;
-        p.tiles[0][first + i] = 2 * tile + full;
-    }
-    if (threadIdx.x < 2) p.ptr[0][2 * list + threadIdx.x] = first + threadIdx.x * own.count;
-    write_parts(p, {0, list, 0}, first, own.count, counts);
+    for (i32 list = blockIdx.x; list < p.lists; list += gridDim.x)
+        write_list(p, list, keys[list], counts, size);
     if (blockIdx.x == gridDim.x - 1) clear_words(p);
 }
