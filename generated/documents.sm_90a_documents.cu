@@ -59,11 +59,6 @@ constexpr i32 MOST_LENGTHS = 2048, MOST_ROWS = 2048;
 constexpr i32 MOST_LISTS = 256;
 #include "common/lib/entries.cuh"
 
-#ifndef BY_LENGTHS
-#include "common/lib/segments.cuh"
-
-#include "common/lib/read_arrays.cuh"
-
 // The constants of the mask.
 struct Mask {
     i64 c0;
@@ -80,6 +75,11 @@ FN struct Mask load_mask(const struct Lists &p, i32 variant) {
     m.c0 = constant(args + 1, 0, p.wide);
     return m;
 }
+
+#ifndef BY_LENGTHS
+#include "common/lib/segments.cuh"
+
+#include "common/lib/read_arrays.cuh"
 
 #include "common/lib/box_entries.cuh"
 // Bit 0: some pair of a tile may be live; bit 1: every pair certainly is. `full`: the part of the

@@ -285,13 +285,15 @@ In arrays of two, the first value is for queries and tile rows, the second for k
 columns."""
 LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
-LENGTH_THREADS = 512
-"""The threads of a block that makes lists from cumulative lengths alone."""
+ALONE_THREADS = 512
+"""The threads of a block that waits for no other one."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
 """The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
 block keeps them in shared memory."""
+MOST_QUERIES = 2048
+"""The most lists of one query each: a block counts the tiles of all, and keeps their numbers."""
 MOST_TOKENS = 1 << 23
 """The most tokens of these: more cannot be divided by a multiplication."""
 STATE_WORDS, STATE_OF_LIST = 4, 4

@@ -179,6 +179,8 @@ PACK_GQA = "pack_gqa"
 """The mode in which the query heads of a key/value head are rows of one tile."""
 BY_LENGTHS = "by_lengths"
 """The mode of a source of tile lists in which cumulative lengths alone decide them."""
+BY_QUERIES = "by_queries"
+"""The mode of such a source for lists of one query each, whose keys are one interval of data."""
 INTERLEAVED = "interleaved"
 """The mode of persistent blocks in which the rows of a tile are all query heads of a key/value head
 for one query, then those for the next: a tile has fewer queries, and they see fewer keys. PACK_GQA

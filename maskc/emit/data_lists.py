@@ -7,19 +7,27 @@ from dataclasses import replace
 from textwrap import wrap
 
 from maskc.core import expr as E
-from maskc.core.bundle import BY_LENGTHS, DEFAULT, Grid, Launch, Mode, SourceUnit
+from maskc.core.bundle import BY_LENGTHS, BY_QUERIES, DEFAULT, Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
+from maskc.emit.predicate import ends_of_query
+from maskc.emit.spec import DataEnds, DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
-from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
+from maskc.layout.tiles.data_tiles import (
+    CHUNK,
+    BlockReading,
+    at_tokens,
+    has_pairs,
+    readings_of,
+    split,
+)
 from maskc.plan.list_making import (
     BLOCKS,
-    LENGTH_BLOCKS,
     LISTS_OF_LENGTHS,
+    LISTS_OF_QUERIES,
     MAKE_LISTS,
     SPOIL_RESULTS,
     THREADS,
@@ -54,6 +62,19 @@ def lists_source(
     )  # fmt: skip
 
 
+def _of_query(
+    plan: KernelPlan, reads: tuple[str, ...], readings: tuple[BlockReading, ...]
+) -> DataEnds | None:
+    """The keys of the only query of a call, if they are one interval for any data."""
+    data = plan.by_query
+    if plan.documents or data is None or data.columns or data.alike or len(data.intervals) > 1:
+        return None
+    if any(side for _, side, _ in readings) or any(mask.lifted.lists for mask in plan.masks):
+        return None
+    values = {reads[slot]: f"x{number}" for number, (slot, *_) in enumerate(readings)}
+    return ends_of_query(data.intervals[0].span, values)
+
+
 def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
     """The source for the lists of all heads' masks; it knows tiles and lengths from calls.
 
@@ -84,25 +105,30 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         comment = tuple(wrap(f"Formula of a pair: {text}", 94))
         return replace(tile_text(pieces.rest, load, pieces.exact), comment=comment)
 
+    of_query = _of_query(plan, reads, readings)
+    alone = (BY_LENGTHS, LISTS_OF_LENGTHS) if plan.documents else None
+    if of_query is not None:
+        alone = BY_QUERIES, LISTS_OF_QUERIES
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
         blocks=BLOCKS,
-        length_blocks=LENGTH_BLOCKS,
+        alone="" if alone is None else alone[0].upper(),
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),
         n_lists=max(len(lifted.lists) for lifted in every),
         shapes=tuple(map(told, shapes)),
         has_pairs=any(has_pairs(load) for shape in shapes for load in E.loads(shape)),
+        of_query=of_query,
         segments=segments if plan.documents else None,
     )
     overlaps, form = plan.target.capability >= _CAN_OVERLAP, DOCUMENTS if plan.documents else DATA
-    make, of_lengths, spoil = (
+    make, spoil, *others = (
         replace(launch, overlaps=overlaps)
-        for launch in (MAKE_LISTS, LISTS_OF_LENGTHS, SPOIL_RESULTS)
+        for launch in (MAKE_LISTS, SPOIL_RESULTS, *(() if alone is None else alone[1:]))
     )
-    more = ((BY_LENGTHS, Mode((of_lengths,), "BY_LENGTHS")),) if plan.documents else ()
+    more = () if alone is None else ((alone[0], Mode(tuple(others), alone[0].upper())),)
     return lists_source(plan, "common/tile_lists.cu.j2", spec, (make, spoil), form, *more)
 
 

@@ -109,6 +109,22 @@ def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> Data
     )  # fmt: skip
 
 
+def ends_of_query(span: Span, values: dict[str, str]) -> DataEnds | None:
+    """C text of the keys of a call's only query; None if they depend on other elements.
+
+    Args:
+        values: names of the variables that have the query's elements, by array.
+    """
+    query = E.Sym("ti")
+    known: dict[Expr, Expr] = {E.Load(name, (query,)): E.Sym(x) for name, x in values.items()}
+    here = span.substituted(known).substituted({query: E.ZERO})
+    ends = (here.guard, here.first, here.last)
+    if any(E.arrays(end) for end in ends):
+        return None
+    guard, first, last = (wrapped(CPrinter()(end)) for end in ends)
+    return DataEnds("" if here.guard == E.ALWAYS else guard, first, last, -1)
+
+
 def reach_of_data(data: DataIntervals) -> Iterator[Expr]:
     """Return bounds on the values computed from these ends, in addition to those of the mask's
     formula."""

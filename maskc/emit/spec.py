@@ -15,6 +15,7 @@ from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.tiles.data_tiles import BlockReading
 from maskc.layout.topk import sizes as choosing
+from maskc.plan.list_making import ALONE_BLOCKS
 from maskc.plan.types import Schedule
 
 
@@ -632,12 +633,14 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
-    length_threads: int = abi.LENGTH_THREADS
-    length_blocks: int
-    """Threads and blocks of the launch that makes lists from lengths alone."""
+    alone: str
+    """The macro of the mode in which no block waits for another one; empty: there is none."""
+    alone_threads: int = abi.ALONE_THREADS
+    alone_blocks: int = ALONE_BLOCKS
     most_lengths: int = abi.MOST_LENGTHS
     most_rows: int = abi.MOST_ROWS
     most_lists: int = abi.MOST_LISTS
+    most_queries: int = abi.MOST_QUERIES
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
@@ -645,6 +648,9 @@ class DataListsSpec(ListsSpec):
     """The distinct formulas of the heads."""
     has_pairs: bool
     """Whether a formula reads an array with an entry per pair."""
+    of_query: DataEnds | None = None
+    """The keys of the only query of a list, over the readings (`x0`), n_q, n_kv, m; None if other
+    data tell, or more than one interval has them."""
     segments: SegmentPlaces | None = None
     """None if tiles of keys always begin where tile columns do."""
 

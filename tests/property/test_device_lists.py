@@ -17,7 +17,7 @@ import maskc as mc
 from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
-from maskc.layout import beside_documents, build, document_lists
+from maskc.layout import Cutting, beside_documents, build, document_lists
 from maskc.runtime.device_lists import making
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
@@ -78,7 +78,8 @@ def passes():
         def made(attn, n_q, batch, data, backward=False, n_kv=N, **options) -> Made:
             q = torch.zeros(batch, HEADS, n_q, 64, dtype=torch.bfloat16)
             k = torch.zeros(batch, HEADS // 2, n_kv, 64, dtype=torch.bfloat16)
-            out, lse = attn(q, k, k, return_lse=True, **data)
+            forward = {} if backward else options
+            out, lse = attn(q, k, k, return_lse=True, **forward, **data)
             if backward:
                 attn.backward(q, k, k, out, lse, q, **options, **data)
             return found[-1]
@@ -272,6 +273,110 @@ def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n,
     assert made.entry == ("make_lists" if number == GAPS else "lists_of_lengths")
     if number != GAPS:
         check_rows(made, number, sides, n)
+
+
+ONE_INTERVAL = [
+    mc.intervals("x"), mc.intervals("x") & CAUSAL, mc.intervals("x") & mc.window(3000),
+    mc.intervals("x") & mc.intervals("y") & CAUSAL,
+]  # fmt: skip
+"""Masks with which data bound the keys of a query as one interval."""
+
+
+BLOCKS = making.Making.blocks
+
+
+def on_three_multiprocessors(lists: making.Making, launch, _multiprocessors: int) -> int:
+    """The blocks of a launch on a small card."""
+    return BLOCKS(lists, launch, 3)
+
+
+@cache
+def decoding(number: int, _entry: str):
+    """A compiled mask for each way to make lists, because plans are kept."""
+    return ONE_INTERVAL[number].compile(head_dim=64, target="sm_90a")
+
+
+def parts_by_definition(made: Made) -> list[int]:
+    """Tiles of all parts of all rows, the longest first, cut as on the host."""
+    numbers = made.numbers
+    count = np.array([len(line) for of_list in made.counts_and_words(0) for line in of_list])
+    count = np.repeat(count, numbers.owners)
+    cutting = Cutting(
+        numbers.part_tiles, numbers.fixed_tiles, numbers.blocks, numbers.item_cost,
+        numbers.part_cost,
+    )  # fmt: skip
+    parts = np.maximum(-(-count // cutting.sizes(count)), 1)
+    tiles = []
+    for all_tiles, pieces in zip(count.tolist(), parts.tolist(), strict=True):
+        size = -(-all_tiles // pieces)
+        tiles += [min(size, all_tiles - i) for i in range(0, all_tiles, max(size, 1))]
+    return sorted(tiles, reverse=True)
+
+
+def drawn_intervals(rng: np.random.Generator, batch: int, n: int) -> tuple[torch.Tensor, ...]:
+    """The keys of one query for each sequence, or for all, some of them out of range or empty."""
+    kind, shared = rng.choice(["int32", "int64", "int16"]), rng.random() < 0.2
+    low = rng.choice([0, 1, 64, n // 2, n, -5, -30000], (batch, 1))
+    high = low + rng.integers(-50, rng.choice([70, n, 2 * n]), (batch, 1))
+    kept = [torch.tensor(x.clip(-32768, 32767).astype(kind)) for x in (low, high)]
+    if rng.random() < 0.3:  # one array with both, whose entries do not follow one another
+        kept = list(torch.stack(kept, -1).unbind(-1))
+    return tuple(x[:1] if shared else x for x in kept)
+
+
+@pytest.mark.parametrize("number", range(len(ONE_INTERVAL)))
+@settings(max_examples=20)
+@given(seed=SEEDS, batch=st.sampled_from([1, 2, 5, 40]), n=st.sampled_from([300, 2111, 8192]),
+       invariant=st.booleans(), few_blocks=st.booleans())  # fmt: skip
+def test_lists_of_queries(passes, number, seed, batch, n, invariant, few_blocks):
+    """All that the pass reads is as blocks make it that wait for one another.
+
+    `few_blocks`: there are more lists than multiprocessors.
+    """
+    rng, mask = np.random.default_rng(seed), ONE_INTERVAL[number]
+    data = {name: drawn_intervals(rng, batch, n) for name in ("x", "y")[: 1 + (number == 3)]}
+    outcomes = []
+    for entry in ("lists_of_queries", "make_lists"):
+        with pytest.MonkeyPatch.context() as patch:
+            if entry == "make_lists":
+                patch.setattr(making.Making, "by_queries", False)
+            elif few_blocks:
+                patch.setattr(making.Making, "blocks", on_three_multiprocessors)
+            attn = decoding(number, f"{entry} {few_blocks}")
+            made = passes(attn, 1, batch, data, n_kv=n, deterministic=invariant)
+        numbers, places = made.numbers, made.places
+        cut = numbers.part_tiles > 0
+        assert made.entry == (entry if cut else "make_lists")
+        rows = numbers.items + numbers.lists * numbers.owners * cut
+        outcomes.append((
+            made.counts_and_words(0), words(places["work"], rows, len(WORK_FIELDS)).tolist(),
+            [words(places[f"array{i}"], numbers.batches[i]).tolist() for i in range(len(data))],
+            words(places["counter"], numbers.counters).tolist(),
+        ))  # fmt: skip
+        assert made.at_rest()
+    assert outcomes[0] == outcomes[1]
+    if cut:
+        _, items, *_ = outcomes[0]
+        tiles = [item[3] for item in items[: numbers.items] if item[3]]
+        assert sorted(tiles, reverse=True) == parts_by_definition(made)
+    live = mask.dense(1, n, **{name: tuple(map(np.asarray, x)) for name, x in data.items()})
+    assert not wrong_tiles(made, 0, np.broadcast_to(live, (numbers.lists, 1, n)))
+
+
+def test_lists_that_blocks_do_not_find_alone(passes):
+    """Several queries, more lists than a block has room for, or keys that are no interval."""
+    mask, flags = decoding(0, "others"), mc.intervals("x") & mc.flags("y")
+    low, high = torch.zeros(2, 2, dtype=torch.int32), torch.full((2, 2), 2000, dtype=torch.int32)
+    one = {"x": (low[:, :1], high[:, :1])}
+    assert passes(mask, 1, 2, one, n_kv=2111).entry == "lists_of_queries"
+    assert passes(mask, 2, 2, {"x": (low, high)}, n_kv=2111).entry == "make_lists"
+    attn = flags.compile(head_dim=64, target="sm_90a")
+    more = one | {"y": torch.ones(2, 2111, dtype=torch.bool)}
+    assert passes(attn, 1, 2, more, n_kv=2111).entry == "make_lists"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "MOST_QUERIES", 1)
+        fresh = decoding(0, "few")
+        assert passes(fresh, 1, 2, one, n_kv=2111).entry == "make_lists"
 
 
 BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)

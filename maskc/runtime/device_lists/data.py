@@ -17,7 +17,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import BY_LENGTHS, DEFAULT, DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
+from maskc.core.bundle import BY_QUERIES, DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
 from maskc.core.forks import new_lock
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
@@ -122,7 +122,8 @@ class DataLists:
             backward=wanted.direction is Direction.backward, placed=placed, by_head=by_head,
             by_rows=placed or Feature.entmax in wanted.features,
             kept=int((ptr[:, -1] - ptr[:, 0]).max()),
-            band=band, longest=bound.longest, wide=kept.wide,
+            band=band, one_interval=BY_QUERIES in dict(self._unit.modes),
+            longest=bound.longest, wide=kept.wide,
             packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
@@ -209,8 +210,7 @@ class DataLists:
         prepared = kernel.prepare(plan)
         block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
-        way = BY_LENGTHS if making.by_lengths else DEFAULT
-        lists = built.kernels.on_device(source, way, frozenset(), index)
+        lists = built.kernels.on_device(source, making.mode, frozenset(), index)
         make, *spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(

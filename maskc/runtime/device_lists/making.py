@@ -9,10 +9,11 @@ from math import prod
 from typing import Any
 
 from maskc.core.abi import (
-    LENGTH_THREADS,
+    ALONE_THREADS,
     LIST_THREADS,
     MOST_LENGTHS,
     MOST_LISTS,
+    MOST_QUERIES,
     MOST_ROWS,
     MOST_TOKENS,
     READ_TILES,
@@ -20,7 +21,7 @@ from maskc.core.abi import (
     STATE_WORDS,
     WORK_FIELDS,
 )
-from maskc.core.bundle import Grid, Launch, SourceUnit
+from maskc.core.bundle import BY_LENGTHS, BY_QUERIES, DEFAULT, Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.layout import (
@@ -63,6 +64,8 @@ class Making:
     """Tiles that the mask could have, in one list."""
     band: tuple[int, int] | None = None
     """Keys that a query of a document sees, see `band_of`; None if it is no band."""
+    one_interval: bool = False
+    """Whether data tell the keys of a query as one interval."""
     longest: int | None = None
     """Most tokens of a document; None: unknown."""
     wide: bool = False
@@ -112,6 +115,19 @@ class Making:
             and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
             and max(self.sizes.n_q, self.sizes.n_kv) <= MOST_TOKENS
         )  # fmt: skip
+
+    @property
+    def by_queries(self) -> bool:
+        """Whether every list has one query, with packed heads, whose keys are one interval of data
+        that cannot be wrong, and a block has room for all lists."""
+        plain = self.one_interval and not self.by_head and not self.doubtful
+        few = self.sizes.n_q == 1 and self.lists <= MOST_QUERIES
+        return plain and few and self.cutting.least > 0
+
+    @property
+    def mode(self) -> str:
+        """The mode of the source of lists."""
+        return BY_LENGTHS if self.by_lengths else BY_QUERIES if self.by_queries else DEFAULT
 
     def _source(self, side: int) -> Source:
         """The documents of a side."""
@@ -231,7 +247,7 @@ class Making:
             batches, *_ = shape = self.given.sources[slot].shape
             shares = batches * -(-self.tiles[side] // self.reading_tiles[side])
             if self.by_lengths:
-                shares = batches * -(-shape[3] // LENGTH_THREADS)
+                shares = batches * -(-shape[3] // ALONE_THREADS)
             blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
@@ -258,7 +274,7 @@ class Making:
     @property
     def line_blocks(self) -> int:
         if self.by_lengths:
-            return -(-self.lines * 32 // LENGTH_THREADS)
+            return -(-self.lines * 32 // ALONE_THREADS)
         return self.lines * self.line_threads // LIST_THREADS
 
     @property
@@ -361,4 +377,6 @@ class Making:
         """Return the number of blocks of a launch."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
+        if self.by_queries:
+            return min(self.lists, multiprocessors)
         return self.first_blocks[-1] + (1 if self.by_lengths else 2) * self.line_blocks

@@ -1,6 +1,6 @@
 // Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
-// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries_at, entry, Stretch,
-// Ends, ends_of, document_of, bounds_at.
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: elements, entries_at, entry, value_of,
+// Stretch, Ends, ends_of, document_of, bounds_at.
 
 // How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
@@ -41,6 +41,15 @@ FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
     i64 found[1];
     entries_at(p, slot, batch, one, found);
     return found[0];
+}
+// An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
+FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
+    switch (p.rule[slot]) {
+    case BOOLEAN: return found != 0;
+    case CLIPPED: return (i32)(found < 0 ? 0 : found > p.n[1] ? p.n[1] : found);
+    }
+    wrong |= (i32)found != found;
+    return (i32)found;
 }
 // Document ids of queries past the last document. Keys there get this plus 1, so that no query sees
 // them. maskc/layout/inputs/call_data.py uses the same numbers.

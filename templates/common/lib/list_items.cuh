@@ -207,7 +207,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
         if (at.tile + 1 == tiles) ptr[1] = own.first + own.count;
     }
     if (items && p.part_tiles)
-        write_parts(p, at, own.first, own.count);
+        write_parts(p, at, own.first, own.count, p.counts[side], size_of_all(p, p.counts[side]));
     else if (items)
         write_ranked(p, at, ranks, own, sum);
     return own;

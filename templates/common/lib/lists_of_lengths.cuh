@@ -34,9 +34,9 @@ FN i32 load_end(const struct Lists &p, i32 side, i32 list, i32 number, i32 &to, 
 }
 
 // Divides numbers below 2^24 by the tokens of a tile, without the long code of a division.
-struct Divisor {
+struct TileTokens {
     u32 by, inverse;
-    FN explicit Divisor(i32 tokens) : by(tokens), inverse(0xffffffffu / (u32)tokens + 1) {}
+    FN explicit TileTokens(i32 tokens) : by(tokens), inverse(0xffffffffu / (u32)tokens + 1) {}
     FN i32 down(i32 x) const {
         return by == 1 ? x : (i32)((unsigned long long)(u32)x * inverse >> 32);
     }
@@ -64,7 +64,7 @@ FN struct Document document_at(const i32 *ends, i32 count, i32 number, i32 n) {
 
 // Loads all cumulative lengths, and counts the tile rows before each document. Returns whether any
 // length is wrong; no document has rows then.
-FN bool count_rows(const struct Lists &p, struct Counted &all, const Divisor &rows) {
+FN bool count_rows(const struct Lists &p, struct Counted &all, const TileTokens &rows) {
     constexpr i32 WARPS = THREADS / 32;
     __shared__ i32 part[WARPS];
     const i32 ends = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)], documents = p.lists * ends;
@@ -119,7 +119,7 @@ struct DocumentRow {
     i32 key, count;  // the first tile's first key, and the tiles
 };
 FN struct DocumentRow row_at(const struct Lists &p, const struct Matched &at, i32 first,
-                             const Divisor &keys) {
+                             const TileTokens &keys) {
     const i32 end = min_i32(first + p.tile[0], at.q.end);
     const i32 low = max_i32(first + p.band[0], at.k.begin) - at.k.begin;
     const i32 high = min_i32(end - 1 + p.band[1], at.k.end) - at.k.begin;
@@ -129,7 +129,7 @@ FN struct DocumentRow row_at(const struct Lists &p, const struct Matched &at, i3
 
 // Gives every line its key; every thread takes some consecutive lines. Groups of lists that share
 // the cache follow one another; within a group, lines with more tiles come first.
-FN void count_lines(const struct Lists &p, struct Counted &all, const Divisor &keys) {
+FN void count_lines(const struct Lists &p, struct Counted &all, const TileTokens &keys) {
     const i32 ends = p.ends[slot_of(0)], documents = p.lists * ends;
     const i32 lines = all.before[documents], share = (lines + THREADS - 1) / THREADS;
     const i32 start = threadIdx.x * share, stop = min_i32(start + share, lines);
@@ -242,7 +242,7 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
 // Writes the lines of a block, one for each warp. If lengths are wrong, lines have all queries and
 // no tiles.
 FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Counted &all,
-                    const Divisor &keys, bool wrong) {
+                    const TileTokens &keys, bool wrong) {
     const i32 ends = p.ends[slot_of(0)], rows = p.tile_count[0], tile = place - list * rows;
     const i32 line = all.before[list * ends] + tile;
     i32 number = NO_ROW, key_end = 0;
@@ -273,7 +273,7 @@ lists_of_lengths(const __grid_constant__ struct Lists p) {
     const i32 block = (i32)blockIdx.x - p.reading_blocks, lines = p.lists * p.tile_count[0];
     const i32 place = (block * THREADS + (i32)threadIdx.x) / 32;
     const i32 list = p.lists > 1 ? place / p.tile_count[0] : 0;
-    const Divisor tokens(p.tile[0]), keys(p.tile[1]);
+    const TileTokens tokens(p.tile[0]), keys(p.tile[1]);
 #pragma unroll 1
     for (i32 i = threadIdx.x; i < lines / 4; i += THREADS) all.keys[i] = make_int4(0, 0, 0, 0);
     wait_for_launches();

@@ -2,16 +2,6 @@
 // tile. Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives:
 // read_part.
 
-// An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
-FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
-    switch (p.rule[slot]) {
-    case BOOLEAN: return found != 0;
-    case CLIPPED: return (i32)(found < 0 ? 0 : found > p.n[1] ? p.n[1] : found);
-    }
-    wrong |= (i32)found != found;
-    return (i32)found;
-}
-
 // Reads the entries of some consecutive tiles of an array.
 FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block) {
     __shared__ i32 least[READ_TILES];
