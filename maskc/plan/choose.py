@@ -8,7 +8,7 @@ from dataclasses import replace
 from maskc.analysis.head_groups import HeadGroups
 from maskc.core.dtypes import DType
 from maskc.core.errors import TargetNotBuilt
-from maskc.core.forms import SMALL, TINY, TOGETHER
+from maskc.core.forms import MEDIUM, SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.ir.selecting import place_of
@@ -62,7 +62,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
         main = device_documents.listed(main)
         alternatives = [
             device_documents.listed(other)
-            if (other.form, other.direction) == (SMALL, Direction.forward) else other
+            if other.form in (MEDIUM, SMALL) and other.direction is Direction.forward else other
             for other in alternatives
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):
@@ -134,9 +134,15 @@ def _sources(
         for source in along
         if _goes_along(source, main)
     ]
+    alternatives = [other for other in alternatives if not _alike(other, main)]
     if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         alternatives = list(map(_together_only, alternatives))  # the device may list columns alone
     return [main, *alternatives]
+
+
+def _alike(plan: KernelPlan, main: KernelPlan) -> bool:
+    """Whether a further source has the pass, the target and the tile of the first one."""
+    return (plan.target, plan.direction, plan.tile) == (main.target, main.direction, main.tile)
 
 
 def _in_named_tile(plan: KernelPlan) -> bool:

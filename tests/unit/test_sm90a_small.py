@@ -81,7 +81,8 @@ def test_which_sources_a_bundle_has():
     for dim in SM_90A.head_dims:
         bundle = driver.emit_bundle(planned(mc.causal(), dim))
         found = bundle.choice("sm_90a", Direction.forward)
-        assert [unit.key for unit in found] == ["sm_90a", "sm_90a_small"][: 1 + (dim in SMALL_DIMS)]
+        forms = ["", *["_medium"] * (dim == 96), *["_small"] * (dim in SMALL_DIMS)]
+        assert [unit.key for unit in found] == [f"sm_90a{form}" for form in forms]
         assert bundle.unit("sm_90a") is found[0]
         assert len({unit.key for unit in bundle.units}) == len(bundle.units)
         for unit in found:
