@@ -62,7 +62,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
         main = device_documents.listed(main)
         alternatives = [
             device_documents.listed(other)
-            if other.form in (MEDIUM, SMALL) and other.direction is Direction.forward else other
+            if (other.form, other.direction) == (SMALL, Direction.forward) else other
             for other in alternatives
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):
@@ -134,20 +134,20 @@ def _sources(
         for source in along
         if _goes_along(source, main)
     ]
-    alternatives = [other for other in alternatives if not _alike(other, main)]
     if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         alternatives = list(map(_together_only, alternatives))  # the device may list columns alone
     return [main, *alternatives]
 
 
-def _alike(plan: KernelPlan, main: KernelPlan) -> bool:
-    """Whether a further source has the pass, the target and the tile of the first one."""
-    return (plan.target, plan.direction, plan.tile) == (main.target, main.direction, main.tile)
-
-
 def _in_named_tile(plan: KernelPlan) -> bool:
     """Whether the user names the tile of a plan, or its stages."""
     return plan.problem.names_tile and plan.direction is Direction.forward
+
+
+_MEDIUM_Q = 128
+"""The queries of medium tiles. Where the first source has no more, they are the same tiles. Packed
+documents take at most 1 % less time in them than in the better one of the others
+(benchmarks/results/short-rows-trial-h200.json)."""
 
 
 def _goes_along(source: Along, main: KernelPlan) -> bool:
@@ -157,6 +157,8 @@ def _goes_along(source: Along, main: KernelPlan) -> bool:
         return False
     padded = TARGETS[source.target].padded(main.problem, source.direction, source.form)
     if not family_of(main.target).has(source.form, padded):
+        return False
+    if source.form == MEDIUM and (main.tile.q <= _MEDIUM_Q or device_documents.matches(main)):
         return False
     if source.form == TINY and padded != main.problem:
         return False

@@ -13,6 +13,7 @@ from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import EXCLUSIVE_DQ, N_KV_OF_ALL, LayoutRecipe, Mode
 from maskc.core.coefficients import source_name, step_size
 from maskc.core.cost import Cost, Items
+from maskc.core.forms import SMALL
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
@@ -106,6 +107,11 @@ def title(plan: KernelPlan) -> str:
     return f"{'boxes' if plan.boxes else 'tiles'} of {size}"
 
 
+def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
+    """The plans of the same pass in smaller tiles."""
+    return (e for e in plan.alternatives if e.form == SMALL and e.direction is plan.direction)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A plan in the form of a source, from which programs are made."""
@@ -173,31 +179,25 @@ _MANY = 1 << 20
 """Sequences of a call that keeps a card busy."""
 
 
-def plans_of_documents(plan: KernelPlan) -> list[tuple[int, KernelPlan]]:
-    """Return pairs (`max_seqlen`, plan), ascending: documents of at most so many tokens run in the
-    tiles of this plan, with parameters at their defaults. Longer ones run in those of `plan`.
-
-    Empty if there is no such choice.
-    """
-    others = (e for e in plan.alternatives if e.documents and e.direction is plan.direction)
-    sources = tuple(map(Candidate, (plan, *others)))
+def most_in_small_tiles(plan: KernelPlan) -> int | None:
+    """Return the largest `max_seqlen` for which documents run in the smaller tiles, with parameters
+    at their defaults; 0 if they never do, None if there is no such choice."""
+    small = tuple(smaller(plan))
     ir = plan.masks[0].ir
-    alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents else None
-    if alongside is None or len(sources) < 2:
-        return []
+    alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
+    if alongside is None:
+        return None
 
-    def cycles(source: Candidate, longest: int) -> float:
-        tally = of_documents(source.tile, alongside, ir.params, longest, plan.direction)
-        return least(programs_at(source, Facts(tally), SAMPLE, SAMPLE)).cycles
+    def cycles(candidate: Candidate, longest: int) -> float:
+        tally = of_documents(candidate.tile, alongside, ir.params, longest, plan.direction)
+        return least(programs_at(candidate, Facts(tally), SAMPLE, SAMPLE)).cycles
 
-    best = [
-        (promise, min(sources, key=partial(cycles, longest=promise)).plan)
-        for promise in promises(LONGEST)
-    ]
-    return [
-        (promise, taken) for n, (promise, taken) in enumerate(best)
-        if taken is not plan and all(later is not taken for _, later in best[n + 1 :])
-    ]  # fmt: skip
+    large, others = Candidate(plan), tuple(map(Candidate, small))
+    fitting = (
+        promise for promise in reversed(promises(LONGEST))
+        if min(cycles(other, promise) for other in others) < cycles(large, promise)
+    )  # fmt: skip
+    return next(fitting, 0)
 
 
 def choice(

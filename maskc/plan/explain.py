@@ -22,7 +22,7 @@ from maskc.ir.decompose import pieces_of
 from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
-from maskc.plan.cost import USUAL_HEADS, Candidate, choice, plans_of_documents, title
+from maskc.plan.cost import USUAL_HEADS, Candidate, choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
@@ -125,13 +125,11 @@ def _selection_text(one: Selection) -> str:
 
 def _document_lines(plan: KernelPlan) -> Iterator[str]:
     """Yield lines for a mask of documents with terms that read no data; nothing for other masks."""
-    shorter = [
-        f"of at most {most} tokens, as max_seqlen says: {title(other)}; "
-        for most, other in plans_of_documents(plan)
-    ]
-    if shorter:
-        text = f"documents {''.join(shorter)}other documents: {title(plan)}"
-        yield from wrapped("choice", text)
+    most = most_in_small_tiles(plan)
+    if most is not None:
+        small = next(smaller(plan))
+        short = f"documents of at most {most} tokens, as max_seqlen says: {title(small)}; other "
+        yield from wrapped("choice", f"{short if most else ''}documents: {title(plan)}")
 
 
 _LONGEST_PART = 200
