@@ -145,9 +145,9 @@ def _in_named_tile(plan: KernelPlan) -> bool:
 
 
 _MEDIUM_Q = 128
-"""The queries of medium tiles. Where the first source has no more, they are the same tiles. Packed
-documents take at most 1 % less time in them than in the better one of the others
-(benchmarks/results/short-rows-trial-h200.json)."""
+"""The queries of medium tiles. If the first source has as few, its tiles are the same. Packed
+documents take 1 to 18 % more time in them than in the better one of the other tiles, with one mask
+1.3 % less (benchmarks/results/short-rows-trial-h200.json)."""
 
 
 def _goes_along(source: Along, main: KernelPlan) -> bool:

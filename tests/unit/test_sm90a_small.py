@@ -200,6 +200,28 @@ def test_what_anchors_take(dim):
         assert taken(mc.window(4095), 16384) == ""
 
 
+def test_medium_tiles_where_large_ones_fill_badly():
+    for dim in (80, 96, 112):
+        taken = [choice(planned(mc.full(), dim), n, n, heads=1000)[0].name for n in (256, 576)]
+        assert taken == ["128 x 128 persistent", "192 x 96 persistent"]
+    taken = choice(planned(mc.window(255), 96), 8192, 8192, heads=1000)[0].name
+    assert taken == "128 x 128 persistent"
+
+
+def test_which_masks_have_medium_tiles():
+    def forms(mask, dim=80, **options):
+        return {unit.form for unit in mask.compile(dim, target="sm_90a", **options).bundle.units}
+
+    bias = mc.table("bias")
+    biased = mc.score(lambda s, q, k, h: s + bias[h, q, k])
+    documents = mc.causal() & mc.documents("doc")
+    assert all("medium" in forms(mc.causal(), dim) for dim in (72, 96, 112))
+    assert not any("medium" in forms(mc.causal(), dim) for dim in (64, 128, 192))
+    assert "medium" not in forms(documents)
+    assert "medium" not in forms(mc.causal(), tile=(192, 96))
+    assert "medium" not in forms(mc.causal(), score=biased), "the first source has these tiles"
+
+
 def test_cycles_of_a_tally():
     cost = Cost("default", 100, 10, 1, lone=7, query=1000)
     assert cost.cycles(Tally(1, 200, 3)) == 100 + 2000 + 3

@@ -42,8 +42,10 @@ HOPPER = Family(
         Along("sm_80", _FORWARD, ""),
     ),
     head_dims={
-        MEDIUM: sm90a.MEDIUM_HEAD_DIMS, SMALL: sm90a.SMALL_HEAD_DIMS, TINY: sm90a_mma16.HEAD_DIMS,
-    },  # fmt: skip
+        MEDIUM: sm90a.MEDIUM_HEAD_DIMS,
+        SMALL: sm90a.SMALL_HEAD_DIMS,
+        TINY: sm90a_mma16.HEAD_DIMS,
+    },
     tables=True,
     grid=sm90a.grid_schedules,
     gathered=((_FORWARD, GATHER), (_FORWARD, WIDE), (_BACKWARD, GATHER)),

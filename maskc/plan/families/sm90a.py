@@ -153,7 +153,8 @@ with two, except where only three have room for all rows: items are then so shor
 and ends count (benchmarks/results/decoding-64-trial-h200.json)."""
 MEDIUM_HEAD_DIMS = (80, 96, 112)
 """The widths with a form of 128 queries in addition to one of 192. Rows of 256 and 1024 tokens fill
-1.33 and 5.33 tiles of 192 queries."""
+1.33 and 5.33 tiles of 192 queries. With 128 queries they take up to 27 % and 9 % less time
+(benchmarks/results/short-rows-trial-h200.json)."""
 SMALL_HEAD_DIMS = tuple(range(32, 129, 16))
 """The widths that have small tiles: above, two blocks do not fit a multiprocessor."""
 
