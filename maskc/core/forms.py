@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SMALL = "small"
 """Tiles of 64 x 64, for short rows."""
+MEDIUM = "medium"
+"""Tiles of 128 x 128, where default tiles have 192 queries, which short rows fill badly."""
 TINY = "tiny"
 """Tiles of 16 x 16, for rows of very few keys."""
 GRID = "grid"

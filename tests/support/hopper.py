@@ -39,6 +39,7 @@ SIZES = [
 BAND = mc.causal() & (mc.sinks(5) | mc.window(70))
 
 
+FORMS = ("small", "grid", "medium", "tiny")
 WAYS = ["default", "persistent", "small default", "small persistent"]
 """Ways to run: a mode of the forward pass, with the usual sources or those with small tiles."""
 
@@ -64,8 +65,8 @@ def compiled(
     """A compiled mask, made to run in one of WAYS, to cut columns every `most_tiles` tiles in
     backward passes, or rows every `row_tiles` in forward passes, whatever the lengths. `dim`
     may be two head dimensions, of q and k, and of v. `mode` may be a form alone (`small`,
-    `large`, `grid` or `tiny`), which leaves the mode to the lengths, the last one the backward
-    pass to the cost model, too; or `small separate_dq`: backward passes then make dq in a
+    `large`, `grid`, `medium` or `tiny`), which leaves the mode to the lengths, the last two the
+    backward pass to the cost model, too; or `small separate_dq`: backward passes then make dq in a
     launch of its own. What is forced runs whole, not in parts.
 
     Skips where a mask or a head dimension has no such tiles.
@@ -75,11 +76,11 @@ def compiled(
     units, parts, forward, backward = attn.bundle.units, attn.bundle.parts, {}, {}
     if mode is not None:
         parts = ()
-        form = mode.split()[0] if mode.startswith(("small", "grid", "tiny")) else ""
+        form = mode.split()[0] if mode.startswith(FORMS) else ""
         units = tuple(
             u for u in units
             if not u.directions or u.target != TARGET or u.form == form
-            or (mode == "tiny" and _backward(u))
+            or (form in ("tiny", "medium") and _backward(u))
         )  # fmt: skip
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
@@ -88,7 +89,7 @@ def compiled(
             units = tuple(_only(u, SEPARATE_DQ) if _backward(u) else u for u in units)
         else:
             units = tuple(unit.without(SEPARATE_DQ) for unit in units)
-        if not mode.endswith((SEPARATE_DQ, "small", "large", "grid", "tiny")):
+        if not mode.endswith((SEPARATE_DQ, "large", *FORMS)):
             names = ("persistent", INTERLEAVED)
             name = next((name for name in names if mode.endswith(name)), "default")
             units = tuple(u if _backward(u) else _only(u, name) for u in units)

@@ -91,6 +91,16 @@ def test_forms_of_hopper(dim, mode):
 
 
 @pytest.mark.parametrize(
+    ("dim", "mode"),
+    alternating([72, more(96), 112], ["medium default", "medium persistent"]),
+)
+def test_medium_tiles_of_hopper(dim, mode):
+    attn = compiled(BAND, dim, mode=mode)
+    check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
+    assert ("sm_90a_medium", mode.split()[1]) in modes(attn)
+
+
+@pytest.mark.parametrize(
     ("mask", "dim", "row_tiles"),
     [(BAND, 200, None), more(BAND, 256, 2), (BAND, (192, 128), 2), (ALONE, 256, None)],
     ids=str,

@@ -81,7 +81,8 @@ def test_which_sources_a_bundle_has():
     for dim in SM_90A.head_dims:
         bundle = driver.emit_bundle(planned(mc.causal(), dim))
         found = bundle.choice("sm_90a", Direction.forward)
-        assert [unit.key for unit in found] == ["sm_90a", "sm_90a_small"][: 1 + (dim in SMALL_DIMS)]
+        forms = ["", *["_medium"] * (dim == 96), *["_small"] * (dim in SMALL_DIMS)]
+        assert [unit.key for unit in found] == [f"sm_90a{form}" for form in forms]
         assert bundle.unit("sm_90a") is found[0]
         assert len({unit.key for unit in bundle.units}) == len(bundle.units)
         for unit in found:
@@ -197,6 +198,28 @@ def test_what_anchors_take(dim):
         assert taken(mask, 16384) == ""
     if dim == 128:  # that of the anchor; at 64 both take about as long
         assert taken(mc.window(4095), 16384) == ""
+
+
+def test_medium_tiles_where_large_ones_fill_badly():
+    for dim in (80, 96, 112):
+        taken = [choice(planned(mc.full(), dim), n, n, heads=1000)[0].name for n in (256, 576)]
+        assert taken == ["128 x 128 persistent", "192 x 96 persistent"]
+    taken = choice(planned(mc.window(255), 96), 8192, 8192, heads=1000)[0].name
+    assert taken == "128 x 128 persistent"
+
+
+def test_which_masks_have_medium_tiles():
+    def forms(mask, dim=80, **options):
+        return {unit.form for unit in mask.compile(dim, target="sm_90a", **options).bundle.units}
+
+    bias = mc.table("bias")
+    biased = mc.score(lambda s, q, k, h: s + bias[h, q, k])
+    documents = mc.causal() & mc.documents("doc")
+    assert all("medium" in forms(mc.causal(), dim) for dim in (72, 96, 112))
+    assert not any("medium" in forms(mc.causal(), dim) for dim in (64, 128, 192))
+    assert "medium" not in forms(documents)
+    assert "medium" not in forms(mc.causal(), tile=(192, 96))
+    assert "medium" not in forms(mc.causal(), score=biased), "the first source has these tiles"
 
 
 def test_cycles_of_a_tally():

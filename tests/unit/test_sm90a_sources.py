@@ -33,10 +33,12 @@ from maskc.core.bundle import (
     SourceUnit,
 )
 from maskc.core.errors import BuildFailed
+from maskc.core.forms import MEDIUM
 from maskc.core.library import SWITCHES
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
+from maskc.plan.families.sm90a import MEDIUM_HEAD_DIMS
 from maskc.plan.list_making import BLOCKS
 from tests.support import sass
 from tests.support.ledger import Binary, build
@@ -63,6 +65,8 @@ SMALL_DIMS = (32, 64, 96, 128)
 """Head dimensions with a second source of each pass, for short rows and columns."""
 SMALL_EACH = [64, pytest.param(96, marks=pytest.mark.matrix), 128]
 """The same; one of them only where all are asked for."""
+MEDIUM_EACH = [pytest.param(80, marks=pytest.mark.matrix), 96, 112]
+"""Head dimensions with a second source of the forward pass, for short rows; likewise."""
 BY_DOCUMENTS = ("documents", "flamingo")
 """Whose tiles begin with documents."""
 
@@ -295,6 +299,18 @@ def test_small_tiles(head_dim):
     gate(jobs([unit(name, FORWARD, head_dim, form=SMALL) for name in names], NONE))
 
 
+@pytest.mark.parametrize("head_dim", MEDIUM_EACH)
+def test_medium_tiles(head_dim):
+    found = [unit(name, FORWARD, head_dim, form=MEDIUM) for name in ("causal", "bigbird_itc")]
+    gate(jobs(found, NONE) + jobs(found[:1], ALL))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("head_dim", MEDIUM_HEAD_DIMS)
+def test_matrix_of_medium_tiles(head_dim):
+    gate(jobs(distinct(FORWARD, head_dim, "bfloat16", MEDIUM), NONE, ALL))
+
+
 @pytest.mark.parametrize("head_dim", SMALL_EACH)
 def test_small_tiles_backward(head_dim):
     found = [unit(name, BACKWARD, head_dim, form=SMALL) for name in ("streaming", "bigbird_itc")]
@@ -458,9 +474,10 @@ def test_time_to_compile(capsys, monkeypatch, tmp_path):
 def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
     """The plan's number holds struct Shared, and with less than a kilobyte to spare."""
     mask = pattern("causal")
-    sources = [each for form in ("", SMALL) for each in
+    sources = [each for form in ("", MEDIUM, SMALL) for each in
                units_of(mask, direction, head_dim, "bfloat16", form)]  # fmt: skip
-    assert len(sources) == 1 + (head_dim <= SMALL_DIMS[-1])
+    medium = direction is FORWARD and head_dim in MEDIUM_HEAD_DIMS
+    assert len(sources) == 1 + medium + (head_dim <= SMALL_DIMS[-1])
     _check_memory(sources, direction)
 
 

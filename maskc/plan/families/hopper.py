@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from maskc.core.forms import CHOOSE, GATHER, SMALL, THRESHOLDS, TINY, TOGETHER, WIDE
+from maskc.core.forms import CHOOSE, GATHER, MEDIUM, SMALL, THRESHOLDS, TINY, TOGETHER, WIDE
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.plan.families import gather, sm90a, sm90a_mma16
@@ -18,6 +18,7 @@ HOPPER = Family(
     "sm90a",
     {
         (_FORWARD, ""): sm90a.forward_schedule,
+        (_FORWARD, MEDIUM): sm90a.medium_schedule,
         (_FORWARD, SMALL): sm90a.small_schedule,
         (_FORWARD, TINY): sm90a_mma16.forward_schedule,
         (_FORWARD, CHOOSE): sm90a.choose_schedule,
@@ -32,6 +33,7 @@ HOPPER = Family(
     },
     limits=sm90a.limits,
     along=(
+        Along("sm_90a", _FORWARD, MEDIUM),
         Along("sm_90a", _FORWARD, SMALL),
         Along("sm_90a", _FORWARD, TINY),
         Along("sm_90a", _BACKWARD, ""),
@@ -39,7 +41,11 @@ HOPPER = Family(
         Along("sm_90a", _BACKWARD, TINY),
         Along("sm_80", _FORWARD, ""),
     ),
-    head_dims={SMALL: sm90a.SMALL_HEAD_DIMS, TINY: sm90a_mma16.HEAD_DIMS},
+    head_dims={
+        MEDIUM: sm90a.MEDIUM_HEAD_DIMS,
+        SMALL: sm90a.SMALL_HEAD_DIMS,
+        TINY: sm90a_mma16.HEAD_DIMS,
+    },
     tables=True,
     grid=sm90a.grid_schedules,
     gathered=((_FORWARD, GATHER), (_FORWARD, WIDE), (_BACKWARD, GATHER)),

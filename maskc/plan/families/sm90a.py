@@ -151,6 +151,10 @@ _SMALL_FORMS = {
 """The forms for short rows. At D 64, decoding with three blocks takes up to 18 % more time than
 with two, except where only three have room for all rows: items are then so short that their starts
 and ends count (benchmarks/results/decoding-64-trial-h200.json)."""
+MEDIUM_HEAD_DIMS = (80, 96, 112)
+"""The widths with a form of 128 queries in addition to one of 192. Rows of 256 and 1024 tokens fill
+1.33 and 5.33 tiles of 192 queries. With 128 queries they take up to 27 % and 9 % less time
+(benchmarks/results/short-rows-trial-h200.json)."""
 SMALL_HEAD_DIMS = tuple(range(32, 129, 16))
 """The widths that have small tiles: above, two blocks do not fit a multiprocessor."""
 
@@ -292,6 +296,11 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
     stages = (round(default.stages * default.keys / keys) for keys in sizes)
     forms = (replace(default, keys=n, stages=m) for n, m in zip(sizes, stages, strict=True))
     return tuple(_schedule(problem, form) for form in forms)
+
+
+def medium_schedule(problem: Problem) -> ForwardSchedule:
+    """The schedule of a forward pass with tiles of 128 x 128, for one of MEDIUM_HEAD_DIMS."""
+    return _schedule(problem, _FORMS[128])
 
 
 def small_schedule(problem: Problem) -> ForwardSchedule:
