@@ -141,7 +141,7 @@ FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, st
     float lse[2];
     fetch_values(o, lists, p, w.row, w.unit, w.a, w.x);
     take_lse(lse, w.x, w.a);
-    store_pieces(o, lse, w.x.p, w.row, w.query, p);
+    store_pieces(o, lse, w.x.p, w.row, make_opaque(w.query), p);
 }
 // The pass over the tiles of v. A warpgroup prepares its weights while the WGMMAs of other
 // warpgroups run.
