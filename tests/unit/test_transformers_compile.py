@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 import maskc as mc
+from maskc.core.errors import PackingLost
 from maskc.integrations import transformers as hf
 from tests.support import models
 from tests.support.thorough import more
@@ -59,6 +60,15 @@ def test_packed_sequences_that_no_mask_separates() -> None:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     with torch.no_grad(), pytest.raises(RuntimeError, match="MC608"):
         compiled(models.decoder("llama4").ours)(position_ids=positions, **inputs)
+
+
+def test_packed_sequences_beside_layers_with_a_state() -> None:
+    ids, positions = models.packed()
+    run = torch.compile(models.decoder("qwen3_next").ours, backend="eager")
+    with torch.no_grad():
+        run(input_ids=ids, use_cache=False)
+        with pytest.raises((RuntimeError, PackingLost), match="MC615"):
+            run(input_ids=ids, position_ids=positions, use_cache=False)
 
 
 def test_lengths_share_one_graph(graphs: Any) -> None:

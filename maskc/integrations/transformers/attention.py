@@ -18,7 +18,7 @@ from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
-from maskc.integrations.transformers.packed_positions import check_packing
+from maskc.integrations.transformers.packed_positions import check_packing, check_states
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
 HARMLESS = frozenset({
@@ -110,9 +110,11 @@ def run(
     Raises:
         ModelArgument: an argument would change the result and is not computed (MC606).
         ModelMask: the mask is missing, of other lengths, or no mask (MC609).
-        PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
+        PackingLost: position_ids describe packed sequences that the mask ignores (MC608), or that
+            other layers of the model do not keep apart (MC615).
         MaskcError: see CompiledMask.
     """
+    starts = {"seq_idx": others.get("seq_idx"), "cu_seq_lens_q": cu_seq_lens_q}
     if cu_seq_lens_q is not None or _separates(attention_mask):
         others.pop("seq_idx", None)  # it says again which tokens are of one sequence
     for name, given in others.items():
@@ -127,6 +129,8 @@ def run(
         mask, data, key, value = _with(module, attention_mask, query, key, value, *positions)
     else:
         mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
+    sequences = _sequences(attention_mask, cu_seq_lens_q, query)
+    check_states(_name(module), getattr(module, "config", None), sequences, starts)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q
         mask, data = _segmented(module, mask, data, query, key, *lengths)
@@ -161,7 +165,19 @@ def _name(module: Any) -> str:
 
 def _separates(carried: Any) -> bool:
     """Whether a mask separates packed sequences."""
-    return getattr(carried, "carries_a_mask", False) and carried.found.packed
+    return getattr(carried, "carries_a_mask", False) and carried.found.sequences is not None
+
+
+def _sequences(carried: Any, ends: Any, query: Any) -> Any:
+    """The packed sequence of each token, int [B, N]; None if nothing in the call packs."""
+    import torch
+
+    if _separates(carried):
+        return carried.found.sequences
+    if ends is None or ends.shape[0] < 3:
+        return None
+    tokens = torch.arange(query.shape[2], device=ends.device)
+    return torch.bucketize(tokens, ends[1:-1], right=True)[None]
 
 
 def _vector(number: float, like: Any) -> Any:
@@ -227,7 +243,7 @@ def _with(
     if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, mask.alike) != (1, n_kv, True):
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
-    if position_ids is not None and not mask.packed and place.q_offset == place.kv_offset:
+    if position_ids is not None and mask.sequences is None and place.q_offset == place.kv_offset:
         _check_packing(module, carried, position_ids, starts)
     if mask.n_kv < n_kv:
         key, value = key[:, :, : mask.n_kv], value[:, :, : mask.n_kv]

@@ -115,8 +115,8 @@ def check_served(config: type) -> None:
         raise not_served(config.__name__.removesuffix("Config"), why, config)
 
 
-def _module(config: type) -> Any:
-    """The module of the models of a configuration class, where it is transformers' own."""
+def modeling(config: type) -> Any:
+    """Return the module of the models of a configuration class, if it is transformers' own."""
     import sys
 
     if not config.__module__.startswith("transformers.models."):
@@ -132,7 +132,7 @@ def _asks_for_type(config: type) -> bool:
     """
     import inspect
 
-    module = _module(config)
+    module = modeling(config)
     return module is not None and ", BlockMask)" in inspect.getsource(module)
 
 
@@ -140,14 +140,14 @@ def _asks_for_type(config: type) -> bool:
 def _takes_booleans(config: type) -> bool:
     """Whether models of a configuration class are transformers' own and run on SDPA: then their
     code copes with masks that are tensors of booleans, which eager attention's numbers are not."""
-    kinds = [] if (module := _module(config)) is None else _kinds(module)
+    kinds = [] if (module := modeling(config)) is None else _kinds(module)
     of_config = [kind for kind in kinds if kind.config_class is config] or kinds
     return bool(of_config) and all(kind._supports_sdpa for kind in of_config)
 
 
 @cache
 def _why_not(config: type) -> str | None:
-    module = _module(config)
+    module = modeling(config)
     return None if module is None or all(map(can_be_set, _kinds(module))) else NEVER_ASKS
 
 

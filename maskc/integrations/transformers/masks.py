@@ -43,8 +43,8 @@ class Found(NamedTuple):
     data: dict[str, Any]
     n_kv: int
     """Number of keys up to the last live one; later keys are dead and may be cut off."""
-    packed: bool
-    """Whether the mask separates packed sequences."""
+    sequences: Any
+    """The packed sequence of each token that the mask separates, [B, N]; None if not packed."""
     alike: bool
     """Whether all queries see the same keys."""
 
@@ -107,10 +107,10 @@ def _composed(function: Callable[..., Any], padding: Any, place: LayerPlace) -> 
         raise _Unknown
     if not align:
         data[SHIFT] = shift
-    packed = "packing" in tensors.kept
+    _, sequences = tensors.kept.get("packing", ("", None))
     padded = _is_padded(data, padding, place, n_kv)
     mask = _mask_of_tree(tree, align or SHIFTED, padded)
-    return Found(mask, data, n_kv, packed, tree == _FULL)
+    return Found(mask, data, n_kv, sequences, tree == _FULL)
 
 
 def _is_padded(data: dict[str, Any], padding: Any, place: LayerPlace, n_kv: int) -> bool:
@@ -144,7 +144,7 @@ def _traced(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Fo
     data: dict[str, Any] = {}
     if _is_padded(data, padding, place, place.n_kv):
         mask = mask & _PADDING
-    return Found(mask, data, place.n_kv, _packs(function), alike=False)
+    return Found(mask, data, place.n_kv, _sequences(function), alike=False)
 
 
 # ------------------------------------------------------------------ reading closures
@@ -241,10 +241,13 @@ def _made_of(function: Any) -> tuple[str, dict[str, Any]]:
 _NOT_KNOWN: tuple[str, dict[str, Any]] = ("", {})
 
 
-def _packs(function: Any) -> bool:
-    """Whether a composition separates packed sequences at its top."""
+def _sequences(function: Any) -> Any:
+    """The packed sequences that a composition separates at its top, [B, N]; or None."""
     word, held = _made_of(function)
-    return word == "packing" or (word == "and" and any(map(_packs, held["mask_functions"])))
+    if word == "packing":
+        return held["packed_sequence_mask"]
+    parts = map(_sequences, held["mask_functions"] if word == "and" else ())
+    return next((ids for ids in parts if ids is not None), None)
 
 
 class _Tensors:
