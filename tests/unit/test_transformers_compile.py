@@ -97,6 +97,21 @@ def test_a_mask_of_ones_own() -> None:
     assert not any(torch.equal(one, other) for one, other in pairwise(results))
 
 
+def test_a_mask_of_ones_own_beside_a_cache() -> None:
+    """One graph follows the place of the queries."""
+    from transformers import DynamicCache
+
+    ours, _ = models.decoder("mistral")
+    hf.set_mask(ours, mc.where(lambda q, k: (q - k) % 3 != 1))
+    ids, _ = models.tokens("none")
+    with torch.no_grad():
+        whole = ours(input_ids=ids, use_cache=False).logits
+        cache, parts = DynamicCache(config=ours.config), []
+        for run, part in ((ours, ids[:, :12]), (compiled(ours, "eager"), ids[:, 12:])):
+            parts.append(run(input_ids=part, past_key_values=cache).logits)
+        near(torch.cat(parts, 1), whole)
+
+
 def test_inductor() -> None:
     ours, eager = models.decoder("mistral")
     ids, _ = models.tokens("none")

@@ -14,10 +14,11 @@ from maskc.core.errors import DataMissing, ModelArgument, ModelMask
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
+from maskc.dsl.moved import FIRST_KEY, FIRST_QUERY, NotMoved
 from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
-from maskc.integrations.transformers.masks import name_of_both, named
+from maskc.integrations.transformers.masks import name_of_both, named, part_of
 from maskc.integrations.transformers.packed_positions import check_packing, check_states
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
@@ -135,7 +136,7 @@ def run(
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q
         mask, data = _segmented(module, mask, data, query, key, *lengths)
     if (extra := getattr(module, EXTRA, None)) is not None:  # torch.compile guards it
-        mask = _with_extra(module, mask, extra, attention_mask)
+        mask, data = _with_extra(module, mask, data, extra, attention_mask)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
     _note(module, query, key, value, mask, data, softcap, sinks)
@@ -285,12 +286,30 @@ def _segmented(
 _SEGMENTS = documents("segments")
 
 
-def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
-    """The model's mask and the one that `set_mask` gave the layer."""
-    if getattr(carried, "carries_a_mask", False) and carried.place.kv_offset:
-        what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
-        raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
-    return _joined(mask, extra)
+_WHOLE = (
+    "let the mask be a formula of positions, without top-k and data, or generate with a cache that "
+    "keeps all keys: DynamicCache() without a config"
+)
+
+
+def _with_extra(
+    module: Any, mask: Mask, data: dict[str, Any], extra: Mask, carried: Any
+) -> tuple[Mask, dict[str, Any]]:
+    """The model's mask and the one that `set_mask` gave the layer, and their data.
+
+    The latter is a mask of the whole sequence, of which the call holds the last queries, and in a
+    sliding cache the last keys.
+    """
+    if getattr(carried, "carries_a_mask", False) and carried.place.q_offset:
+        place = carried.place
+        try:
+            extra, places = part_of(extra, place.kv_offset != 0)
+        except NotMoved:
+            what = f"{place.kv_offset} dropped keys of a sliding cache, and a mask of set_mask"
+            raise ModelMask(_name(module), what, _WHOLE) from None
+        positions = {FIRST_QUERY: place.q_offset, FIRST_KEY: place.kv_offset}
+        data = data | {name: positions[name] for name in places}
+    return _joined(mask, extra), data
 
 
 def _joined(mask: Mask, other: Mask) -> Mask:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from maskc.dsl import data_atoms
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END, START
+from maskc.dsl.moved import FIRST_KEY, FIRST_QUERY, NotMoved, moved
+from maskc.dsl.nodes import END, START, default_parameters
 from maskc.dsl.parameters import param
 from maskc.dsl.tracer import from_mask_mod, where
 
@@ -450,6 +451,40 @@ def name_of_both(mask: int, other: int) -> str:
     return _name(joined(*(ctypes.cast(x, ctypes.py_object).value for x in (mask, other))))
 
 
+def part_of(mask: Mask, keys: bool) -> tuple[Mask, tuple[str, ...]]:
+    """(the mask of a sequence on a part of it, the parameters of `moved` that it reads).
+
+    Args:
+        mask: of the whole sequence.
+        keys: whether the sequence's first keys are missing, and not only queries.
+
+    Raises:
+        NotMoved: see `moved`.
+    """
+    import torch
+
+    if not torch.compiler.is_compiling():
+        part = moved(mask, keys)
+        return part, _places(part)
+    name, places = _part_in_graph(id(mask), keys)
+    if not name:
+        raise NotMoved
+    return named(name), places
+
+
+def _part_in_graph(mask: int, keys: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the name of a part of the mask with this `id`; empty if there is none."""
+    try:
+        part = moved(ctypes.cast(mask, ctypes.py_object).value, keys)
+    except NotMoved:
+        return "", ()
+    return _name(part), _places(part)
+
+
+def _places(mask: Mask) -> tuple[str, ...]:
+    return tuple(name for name in (FIRST_QUERY, FIRST_KEY) if name in default_parameters(mask))
+
+
 @cache
 def joined(mask: Mask, other: Mask) -> Mask:
     """The pairs of both masks; equal masks give one object."""
@@ -458,7 +493,7 @@ def joined(mask: Mask, other: Mask) -> Mask:
 
 # What torch.compiler.assume_constant_result sets, without importing torch here: the results are
 # constants of the graph.
-for _function in (_flat, _has_causal, _relative, _name_of_tree, name_of_both):
+for _function in (_flat, _has_causal, _relative, _name_of_tree, name_of_both, _part_in_graph):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
