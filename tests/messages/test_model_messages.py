@@ -34,6 +34,13 @@ def hybrid(name: str) -> None:
     models.decoder(name).ours(input_ids=IDS, position_ids=PACKED, use_cache=False)
 
 
+def short_mask() -> None:
+    """The mask of the new tokens alone, with others in the cache."""
+    model = models.decoder("mistral").ours
+    cache = model(input_ids=IDS, use_cache=True).past_key_values
+    model(input_ids=IDS[:, :3], past_key_values=cache, attention_mask=torch.ones_like(IDS[:, :3]))
+
+
 def deepseek() -> None:
     ours(
         "DeepseekV32Config", vocab_size=64, hidden_size=64, intermediate_size=64,
@@ -97,6 +104,7 @@ TEXTS = {
     "a_part": sam,
     "lengths": other_lengths,
     "no_mask": no_mask,
+    "short_mask": short_mask,
 }
 
 
