@@ -1,4 +1,4 @@
-"""The full text of every refusal around models of transformers (MC605 to MC609, MC613, MC614)."""
+"""The full text of every refusal around models of transformers (MC605 to MC609, MC613 to MC615)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def llama(train: bool = False, options: dict[str, Any] | None = None, **inputs: 
     model = ours("LlamaConfig", "AutoModelForCausalLM", **models.BASE | (options or {}))
     model.train(train)
     model(input_ids=IDS, **inputs)
+
+
+def hybrid(name: str) -> None:
+    models.decoder(name).ours(input_ids=IDS, position_ids=PACKED, use_cache=False)
+
+
+def short_mask() -> None:
+    """The mask of the new tokens alone, with others in the cache."""
+    model = models.decoder("mistral").ours
+    cache = model(input_ids=IDS, use_cache=True).past_key_values
+    model(input_ids=IDS[:, :3], past_key_values=cache, attention_mask=torch.ones_like(IDS[:, :3]))
 
 
 def deepseek() -> None:
@@ -87,10 +98,13 @@ TEXTS = {
     "deepseek_v32": deepseek,
     "torch_function": as_tensor,
     "packed_with_a_cache": lambda: llama(position_ids=PACKED),
+    "packed_beside_mamba": lambda: hybrid("bamba"),
+    "packed_beside_mamba_1": lambda: hybrid("jamba"),
     "integers": lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.long)),
     "a_part": sam,
     "lengths": other_lengths,
     "no_mask": no_mask,
+    "short_mask": short_mask,
 }
 
 

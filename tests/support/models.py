@@ -71,6 +71,21 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Models that generate: the class of their configuration, and what differs from BASE."""
 
+_MAMBA = {
+    "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba": ("BambaConfig", {"attn_layer_indices": [1]} | _MAMBA),
+    "jamba": (
+        "JambaConfig",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "mamba_d_state": 8},
+    ),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": DECODERS["qwen3_next"],
+}  # fmt: skip
+"""Decoders whose first layer has a state in place of attention."""
+
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
     "esm": ("EsmConfig", {"position_embedding_type": "rotary", "mask_token_id": 2}),
@@ -153,7 +168,7 @@ def same_gradients(pair: Pair) -> list[str]:
 
 def decoder(name: str) -> Pair:
     """The two models of a decoder."""
-    kind, options = DECODERS[name]
+    kind, options = (DECODERS | HYBRIDS)[name]
     return pair(kind, "AutoModelForCausalLM", BASE | options)
 
 

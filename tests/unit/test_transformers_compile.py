@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 import maskc as mc
+from maskc.core.errors import PackingLost
 from maskc.integrations import transformers as hf
 from tests.support import models
 from tests.support.thorough import more
@@ -61,6 +62,15 @@ def test_packed_sequences_that_no_mask_separates() -> None:
         compiled(models.decoder("llama4").ours)(position_ids=positions, **inputs)
 
 
+def test_packed_sequences_beside_layers_with_a_state() -> None:
+    ids, positions = models.packed()
+    run = torch.compile(models.decoder("qwen3_next").ours, backend="eager")
+    with torch.no_grad():
+        run(input_ids=ids, use_cache=False)
+        with pytest.raises((RuntimeError, PackingLost), match="MC615"):
+            run(input_ids=ids, position_ids=positions, use_cache=False)
+
+
 def test_lengths_share_one_graph(graphs: Any) -> None:
     ours, eager = models.decoder("mistral")
     run = compiled(ours, "eager", dynamic=True)
@@ -85,6 +95,21 @@ def test_a_mask_of_ones_own() -> None:
             results.append(ours(**given).logits[mask.bool()])
             near(run(**given).logits[mask.bool()], results[-1])
     assert not any(torch.equal(one, other) for one, other in pairwise(results))
+
+
+def test_a_mask_of_ones_own_beside_a_cache() -> None:
+    """One graph follows the place of the queries."""
+    from transformers import DynamicCache
+
+    ours, _ = models.decoder("mistral")
+    hf.set_mask(ours, mc.where(lambda q, k: (q - k) % 3 != 1))
+    ids, _ = models.tokens("none")
+    with torch.no_grad():
+        whole = ours(input_ids=ids, use_cache=False).logits
+        cache, parts = DynamicCache(config=ours.config), []
+        for run, part in ((ours, ids[:, :12]), (compiled(ours, "eager"), ids[:, 12:])):
+            parts.append(run(input_ids=part, past_key_values=cache).logits)
+        near(torch.cat(parts, 1), whole)
 
 
 def test_inductor() -> None:

@@ -155,6 +155,33 @@ def test_layers_with_a_sparser_mask() -> None:
     assert hf.mask_of(deepcopy(pair.ours), 1) == mc.causal() & sparse
 
 
+PARTS = torch.arange(40) // 7
+WHOLE = {
+    "sinks": mc.sinks(2) | mc.window(3),
+    "formula": mc.where(lambda q, k: (k < 2) | ((q - k) % 3 == 0)),
+    "start": mc.window(5, align="start") - mc.window(1, align="start"),
+    "heads": mc.heads(0, 1) & mc.window(2) | mc.heads(2, 3) & mc.block_diagonal(5),
+    "captured": mc.from_mask_mod(lambda b, h, q, k: PARTS[q] == PARTS[k]),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("name", ["mistral", "llama"])
+def test_a_mask_of_ones_own_counts_from_the_first_token_in_every_cache(
+    name: str, kind: str
+) -> None:
+    """Also where a sliding cache has dropped the first keys."""
+    model, (ids, _) = models.decoder(name).ours, models.tokens()
+    hf.set_mask(model, WHOLE[kind])
+    options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    results = []
+    for choice in ({"use_cache": False}, {}, {"cache_implementation": "static"}):
+        made = model.generate(ids, output_logits=True, **options, **choice)
+        results.append(torch.stack(made.logits))
+    for cached in results[1:]:
+        torch.testing.assert_close(cached, results[0], atol=2e-6, rtol=2e-5)
+
+
 def test_mistakes_with_masks_of_ones_own() -> None:
     model = models.decoder("mistral").ours
     with pytest.raises(NotAMask):
@@ -167,8 +194,8 @@ def test_mistakes_with_masks_of_ones_own() -> None:
     ids, _ = models.tokens()
     with pytest.raises(DataMissing, match=r"set_mask.*doc\[q\] == doc\[k\]"):
         model(ids)
-    hf.set_mask(model, mc.sinks(2) | mc.window(3))
-    with pytest.raises(ModelMask, match="sliding cache"):
+    hf.set_mask(model, mc.topk(4, of=mc.causal()))
+    with pytest.raises(ModelMask, match="dropped keys of a sliding cache"):
         model.generate(ids, max_new_tokens=3, do_sample=False)
     model.set_attn_implementation("sdpa")
     with pytest.warns(hf.IgnoredMaskWarning, match="'sdpa', which ignores"):

@@ -113,7 +113,7 @@ def test_a_function_at_a_place(name: str, at: str) -> None:
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_sequences(name: str) -> None:
     results = check(PACKED[name], None, PLACES["whole"])
-    assert results.packed is (name != "no_segments")
+    assert (results.sequences is None) == (name == "no_segments")
 
 
 def test_the_known_ones_are_combinators_without_content() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from maskc.core.errors import PackingLost
+from maskc.core.errors import PackingLost, StateCrossesSequences
 from tests.support import models
 from tests.support.thorough import alternating, more
 
@@ -76,7 +76,7 @@ def test_generated_tokens(name: str, cache: str) -> None:
     assert torch.equal(ours, eager)
 
 
-@pytest.mark.parametrize("name", [n for n in models.DECODERS if n != "gpt_oss"])
+@pytest.mark.parametrize("name", [n for n in models.DECODERS if n not in ("gpt_oss", "qwen3_next")])
 def test_packed_sequences(name: str) -> None:
     pair = decoder(name)
     ids, positions = models.packed()
@@ -125,6 +125,48 @@ def test_cumulative_lengths_separate_packed_sequences(name: str) -> None:
         given["cu_seq_lens_q"] = given["cu_seq_lens_k"] = torch.tensor([0, 13, 24])
         with pytest.raises(PackingLost, match="token 9"):
             pair.ours(input_ids=ids[:1], **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("bamba", "pass seq_idx, as"), ("jamba", "pass one sequence per row"),
+     ("qwen3_next", "pass seq_idx and cu_seq_lens_q, as")],
+)  # fmt: skip
+def test_packed_sequences_beside_layers_with_a_state(name: str, missing: str) -> None:
+    """Eager attention lets the state of one sequence into the next."""
+    model, (ids, positions) = decoder(name).ours, models.packed()
+    ends = torch.tensor([0, 9, 13, 24], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends} if name == "bamba" else {}
+    with torch.no_grad(), pytest.raises(StateCrossesSequences, match=missing):
+        model(input_ids=ids[:1], position_ids=positions[:1], use_cache=False, **lengths)
+    row = torch.arange(24)[None]
+    model(input_ids=ids[:1], position_ids=row, use_cache=False)  # not packed
+    options = {"use_cache": False, "cu_seq_lens_q": ends[[0, 3]], "cu_seq_lens_k": ends[[0, 3]]}
+    if name != "qwen3_next":  # whose own fallback refuses lengths
+        model(input_ids=ids[:1], position_ids=row, **options)
+
+
+def test_a_convolution_that_reads_where_sequences_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one of causal_conv1d does."""
+    from transformers.models.lfm2 import modeling_lfm2 as modeling
+
+    inner = modeling.causal_conv1d_fn
+
+    def separated(x: Any, *args: Any, seq_idx: Any = None, **options: Any) -> Any:
+        lengths = [24] if seq_idx is None else torch.bincount(seq_idx[0]).tolist()
+        return torch.cat([inner(part, *args, **options) for part in x.split(lengths, -1)], -1)
+
+    pair, (ids, positions) = decoder("lfm2"), models.packed()
+    inputs = {"input_ids": ids[:1], "position_ids": positions[:1], "use_cache": False}
+    sequences = torch.repeat_interleave(torch.arange(3), torch.tensor([9, 4, 11]))[None]
+    with torch.no_grad():
+        alone = [
+            pair.eager(input_ids=x, use_cache=False).logits for x in ids[:1].split([9, 4, 11], 1)
+        ]
+        monkeypatch.setattr(modeling, "causal_conv1d_fn", separated)
+        near(pair.ours(seq_idx=sequences, **inputs).logits, torch.cat(alone, 1))
+        with pytest.raises(StateCrossesSequences, match="conv"):
+            pair.ours(**inputs)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "llama4"])

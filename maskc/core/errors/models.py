@@ -54,6 +54,17 @@ class PackingLost(MaskcError):
     )
 
 
+class StateCrossesSequences(PackingLost):
+    """Layers without attention, such as Mamba's, would carry state across packed sequences."""
+
+    code = "MC615"
+    message = (
+        "{0} got packed sequences, and other layers of the model ({1}) carry their state from one "
+        "sequence into the next"
+    )
+    hint = "{2}"
+
+
 class ModelMask(MaskcError):
     """A model passes an attention mask that maskc cannot use."""
 

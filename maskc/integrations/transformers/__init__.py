@@ -39,8 +39,9 @@ def set_mask(model: Any, masks: Mask | Mapping[int, Mask | None]) -> None:
 
     Args:
         model: a model that runs with attn_implementation="maskc".
-        masks: a mask for all layers, or a dictionary from layer indices to masks. Positions count
-            the keys of the call. Masks that read named data raise an error in the call.
+        masks: a mask for all layers, or a dictionary from layer indices to masks. They count from
+            the first token of the sequence, with every cache. Masks that read named data raise an
+            error in the call.
 
     Raises:
         NotAMask: a value is not a mask (MC106).

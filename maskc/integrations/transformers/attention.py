@@ -14,11 +14,12 @@ from maskc.core.errors import DataMissing, ModelArgument, ModelMask
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
+from maskc.dsl.moved import FIRST_KEY, FIRST_QUERY, NotMoved
 from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
-from maskc.integrations.transformers.masks import name_of_both, named
-from maskc.integrations.transformers.packed_positions import check_packing
+from maskc.integrations.transformers.masks import name_of_both, named, part_of
+from maskc.integrations.transformers.packed_positions import check_packing, check_states
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
 HARMLESS = frozenset({
@@ -110,9 +111,11 @@ def run(
     Raises:
         ModelArgument: an argument would change the result and is not computed (MC606).
         ModelMask: the mask is missing, of other lengths, or no mask (MC609).
-        PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
+        PackingLost: position_ids describe packed sequences that the mask ignores (MC608), or that
+            other layers of the model do not keep apart (MC615).
         MaskcError: see CompiledMask.
     """
+    starts = {"seq_idx": others.get("seq_idx"), "cu_seq_lens_q": cu_seq_lens_q}
     if cu_seq_lens_q is not None or _separates(attention_mask):
         others.pop("seq_idx", None)  # it says again which tokens are of one sequence
     for name, given in others.items():
@@ -127,11 +130,13 @@ def run(
         mask, data, key, value = _with(module, attention_mask, query, key, value, *positions)
     else:
         mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
+    sequences = _sequences(attention_mask, cu_seq_lens_q, query)
+    check_states(_name(module), getattr(module, "config", None), sequences, starts)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q
         mask, data = _segmented(module, mask, data, query, key, *lengths)
     if (extra := getattr(module, EXTRA, None)) is not None:  # torch.compile guards it
-        mask = _with_extra(module, mask, extra, attention_mask)
+        mask, data = _with_extra(module, mask, data, extra, attention_mask)
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
     _note(module, query, key, value, mask, data, softcap, sinks)
@@ -161,7 +166,19 @@ def _name(module: Any) -> str:
 
 def _separates(carried: Any) -> bool:
     """Whether a mask separates packed sequences."""
-    return getattr(carried, "carries_a_mask", False) and carried.found.packed
+    return getattr(carried, "carries_a_mask", False) and carried.found.sequences is not None
+
+
+def _sequences(carried: Any, ends: Any, query: Any) -> Any:
+    """The packed sequence of each token, int [B, N]; None if nothing in the call packs."""
+    import torch
+
+    if _separates(carried):
+        return carried.found.sequences
+    if ends is None or ends.shape[0] < 3:
+        return None
+    tokens = torch.arange(query.shape[2], device=ends.device)
+    return torch.bucketize(tokens, ends[1:-1], right=True)[None]
 
 
 def _vector(number: float, like: Any) -> Any:
@@ -227,7 +244,7 @@ def _with(
     if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, mask.alike) != (1, n_kv, True):
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
-    if position_ids is not None and not mask.packed and place.q_offset == place.kv_offset:
+    if position_ids is not None and mask.sequences is None and place.q_offset == place.kv_offset:
         _check_packing(module, carried, position_ids, starts)
     if mask.n_kv < n_kv:
         key, value = key[:, :, : mask.n_kv], value[:, :, : mask.n_kv]
@@ -269,12 +286,30 @@ def _segmented(
 _SEGMENTS = documents("segments")
 
 
-def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
-    """The model's mask and the one that `set_mask` gave the layer."""
-    if getattr(carried, "carries_a_mask", False) and carried.place.kv_offset:
-        what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
-        raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
-    return _joined(mask, extra)
+_WHOLE = (
+    "let the mask be a formula of positions, without top-k and data, or generate with a cache that "
+    "keeps all keys: DynamicCache() without a config"
+)
+
+
+def _with_extra(
+    module: Any, mask: Mask, data: dict[str, Any], extra: Mask, carried: Any
+) -> tuple[Mask, dict[str, Any]]:
+    """The model's mask and the one that `set_mask` gave the layer, and their data.
+
+    The latter is a mask of the whole sequence, of which the call holds the last queries, and in a
+    sliding cache the last keys.
+    """
+    if getattr(carried, "carries_a_mask", False) and carried.place.q_offset:
+        place = carried.place
+        try:
+            extra, places = part_of(extra, place.kv_offset != 0)
+        except NotMoved:
+            what = f"{place.kv_offset} dropped keys of a sliding cache, and a mask of set_mask"
+            raise ModelMask(_name(module), what, _WHOLE) from None
+        positions = {FIRST_QUERY: place.q_offset, FIRST_KEY: place.kv_offset}
+        data = data | {name: positions[name] for name in places}
+    return _joined(mask, extra), data
 
 
 def _joined(mask: Mask, other: Mask) -> Mask:

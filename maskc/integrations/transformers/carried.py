@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-from maskc.core.errors import MaskNotATensor, ModelNotServed, PartNotServed
+from maskc.core.errors import MaskNotATensor, ModelMask, ModelNotServed, PartNotServed
 from maskc.integrations.transformers.masks import Found, LayerPlace, mask_in_graph, mask_of
 
 
@@ -35,6 +35,7 @@ def make_mask(
 
     Raises:
         ModelNotServed: the model never calls the attention function (MC605).
+        ModelMask: the attention mask is shorter than the tokens up to now (MC609).
         NotTraceable: the function cannot be followed exactly (MC107).
     """
     import torch
@@ -48,7 +49,8 @@ def make_mask(
     mask = None
     if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
         place = LayerPlace(q_length, kv_length, q_offset, kv_offset)
-        mask = mask_in_graph(mask_function, attention_mask, place)
+        if not _is_short(attention_mask, place):
+            mask = mask_in_graph(mask_function, attention_mask, place)
     if mask is None:
         return _LATE.eager(given, mask_function, attention_mask, config, how)
     return _carrier()(mask, place, batch_size, _owner(config), attention_mask)
@@ -63,6 +65,11 @@ def _eager(
     if config is not None:
         check_served(kind)
     place = LayerPlace(q_length, kv_length, int(q_offset), int(kv_offset))
+    if _is_short(attention_mask, place):
+        tokens, before = place.q_offset + q_length, place.q_offset
+        short = f"an attention_mask for {attention_mask.shape[-1]} tokens"
+        what = f"{short} where there are {tokens}, {before} of them in the cache"
+        raise ModelMask(_owner(config), what, _SHORT)
     mask = mask_of(mask_function, attention_mask, place)
     carried = _carrier()(mask, place, batch_size, _owner(config), attention_mask)
     if config is not None and _takes_booleans(kind):
@@ -70,6 +77,23 @@ def _eager(
         if _asks_for_type(kind):
             return carried.booleans()
     return carried
+
+
+def _is_short(padding: Any, place: LayerPlace) -> bool:
+    """Whether a padding mask [B, tokens] lacks entries for the newest tokens.
+
+    transformers takes those for padding, so that they see nothing, not even themselves.
+    """
+    if padding is None:
+        return False
+    tokens = min(place.q_offset + place.n_q, place.kv_offset + place.n_kv)
+    return bool(padding.shape[-1] < tokens)
+
+
+_SHORT = (
+    "pass an attention_mask for the tokens in the cache and the new ones; where another library "
+    "makes it, such as PEFT: generate with use_cache=False"
+)
 
 
 def _booleans(
@@ -115,8 +139,8 @@ def check_served(config: type) -> None:
         raise not_served(config.__name__.removesuffix("Config"), why, config)
 
 
-def _module(config: type) -> Any:
-    """The module of the models of a configuration class, where it is transformers' own."""
+def modeling(config: type) -> Any:
+    """Return the module of the models of a configuration class, if it is transformers' own."""
     import sys
 
     if not config.__module__.startswith("transformers.models."):
@@ -132,7 +156,7 @@ def _asks_for_type(config: type) -> bool:
     """
     import inspect
 
-    module = _module(config)
+    module = modeling(config)
     return module is not None and ", BlockMask)" in inspect.getsource(module)
 
 
@@ -140,14 +164,14 @@ def _asks_for_type(config: type) -> bool:
 def _takes_booleans(config: type) -> bool:
     """Whether models of a configuration class are transformers' own and run on SDPA: then their
     code copes with masks that are tensors of booleans, which eager attention's numbers are not."""
-    kinds = [] if (module := _module(config)) is None else _kinds(module)
+    kinds = [] if (module := modeling(config)) is None else _kinds(module)
     of_config = [kind for kind in kinds if kind.config_class is config] or kinds
     return bool(of_config) and all(kind._supports_sdpa for kind in of_config)
 
 
 @cache
 def _why_not(config: type) -> str | None:
-    module = _module(config)
+    module = modeling(config)
     return None if module is None or all(map(can_be_set, _kinds(module))) else NEVER_ASKS
 
 

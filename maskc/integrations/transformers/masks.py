@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from maskc.dsl import data_atoms
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END, START
+from maskc.dsl.moved import FIRST_KEY, FIRST_QUERY, NotMoved, moved
+from maskc.dsl.nodes import END, START, default_parameters
 from maskc.dsl.parameters import param
 from maskc.dsl.tracer import from_mask_mod, where
 
@@ -43,8 +44,8 @@ class Found(NamedTuple):
     data: dict[str, Any]
     n_kv: int
     """Number of keys up to the last live one; later keys are dead and may be cut off."""
-    packed: bool
-    """Whether the mask separates packed sequences."""
+    sequences: Any
+    """The packed sequence of each token that the mask separates, [B, N]; None if not packed."""
     alike: bool
     """Whether all queries see the same keys."""
 
@@ -107,10 +108,10 @@ def _composed(function: Callable[..., Any], padding: Any, place: LayerPlace) -> 
         raise _Unknown
     if not align:
         data[SHIFT] = shift
-    packed = "packing" in tensors.kept
+    _, sequences = tensors.kept.get("packing", ("", None))
     padded = _is_padded(data, padding, place, n_kv)
     mask = _mask_of_tree(tree, align or SHIFTED, padded)
-    return Found(mask, data, n_kv, packed, tree == _FULL)
+    return Found(mask, data, n_kv, sequences, tree == _FULL)
 
 
 def _is_padded(data: dict[str, Any], padding: Any, place: LayerPlace, n_kv: int) -> bool:
@@ -144,7 +145,7 @@ def _traced(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Fo
     data: dict[str, Any] = {}
     if _is_padded(data, padding, place, place.n_kv):
         mask = mask & _PADDING
-    return Found(mask, data, place.n_kv, _packs(function), alike=False)
+    return Found(mask, data, place.n_kv, _sequences(function), alike=False)
 
 
 # ------------------------------------------------------------------ reading closures
@@ -241,10 +242,13 @@ def _made_of(function: Any) -> tuple[str, dict[str, Any]]:
 _NOT_KNOWN: tuple[str, dict[str, Any]] = ("", {})
 
 
-def _packs(function: Any) -> bool:
-    """Whether a composition separates packed sequences at its top."""
+def _sequences(function: Any) -> Any:
+    """The packed sequences that a composition separates at its top, [B, N]; or None."""
     word, held = _made_of(function)
-    return word == "packing" or (word == "and" and any(map(_packs, held["mask_functions"])))
+    if word == "packing":
+        return held["packed_sequence_mask"]
+    parts = map(_sequences, held["mask_functions"] if word == "and" else ())
+    return next((ids for ids in parts if ids is not None), None)
 
 
 class _Tensors:
@@ -447,6 +451,40 @@ def name_of_both(mask: int, other: int) -> str:
     return _name(joined(*(ctypes.cast(x, ctypes.py_object).value for x in (mask, other))))
 
 
+def part_of(mask: Mask, keys: bool) -> tuple[Mask, tuple[str, ...]]:
+    """(the mask of a sequence on a part of it, the parameters of `moved` that it reads).
+
+    Args:
+        mask: of the whole sequence.
+        keys: whether the sequence's first keys are missing, and not only queries.
+
+    Raises:
+        NotMoved: see `moved`.
+    """
+    import torch
+
+    if not torch.compiler.is_compiling():
+        part = moved(mask, keys)
+        return part, _places(part)
+    name, places = _part_in_graph(id(mask), keys)
+    if not name:
+        raise NotMoved
+    return named(name), places
+
+
+def _part_in_graph(mask: int, keys: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the name of a part of the mask with this `id`; empty if there is none."""
+    try:
+        part = moved(ctypes.cast(mask, ctypes.py_object).value, keys)
+    except NotMoved:
+        return "", ()
+    return _name(part), _places(part)
+
+
+def _places(mask: Mask) -> tuple[str, ...]:
+    return tuple(name for name in (FIRST_QUERY, FIRST_KEY) if name in default_parameters(mask))
+
+
 @cache
 def joined(mask: Mask, other: Mask) -> Mask:
     """The pairs of both masks; equal masks give one object."""
@@ -455,7 +493,7 @@ def joined(mask: Mask, other: Mask) -> Mask:
 
 # What torch.compiler.assume_constant_result sets, without importing torch here: the results are
 # constants of the graph.
-for _function in (_flat, _has_causal, _relative, _name_of_tree, name_of_both):
+for _function in (_flat, _has_causal, _relative, _name_of_tree, name_of_both, _part_in_graph):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 

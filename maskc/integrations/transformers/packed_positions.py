@@ -7,10 +7,11 @@ masks are made, others where attention is called, so both places are checked.
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
-from maskc.core.errors import PackingLost
+from maskc.core.errors import PackingLost, StateCrossesSequences
+from maskc.integrations.transformers.carried import modeling
 
 _LOST = PackingLost.message.format("a model", "some", "some") + "; " + PackingLost.hint
 _PREPARES = "_preprocess_mask_arguments"
@@ -49,6 +50,77 @@ def check_packing(owner: str, position_ids: Any, n_q: int, padding: Any, starts:
     elif bool(restarts.any()):
         sequence, token = restarts.nonzero()[0].tolist()
         raise PackingLost(owner, token + 1, sequence)
+
+
+_STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+"""Types of layers with a state, as `layer_types` of a configuration names them."""
+
+_ONE_BY_ONE = "pass one sequence per row, with an attention_mask for padding"
+_COLLATOR = "DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)"
+"""What makes all keywords of packed sequences."""
+
+
+def check_states(owner: str, config: Any, ids: Any, passed: dict[str, Any]) -> None:
+    """Refuse packed sequences in a model with layers that would carry a state across them.
+
+    Args:
+        owner: names the module in the error.
+        config: of the module; None where it has none.
+        ids: int [B, N], the sequence of each token, equal for all tokens of a row that is not
+            packed; or None.
+        passed: the keywords of the call that say where sequences begin.
+
+    Raises:
+        StateCrossesSequences: the layers read a keyword that is missing, or none at all (MC615).
+            In a graph of torch.compile, the graph raises RuntimeError when it runs.
+    """
+    import torch
+
+    kinds = _STATES.intersection(getattr(config, "layer_types", None) or ())
+    if not kinds or ids is None:
+        return
+    read = _separators(type(config), kinds == {"conv"})
+    if read and all(passed.get(name) is not None for name in read):
+        return
+    hint = _ONE_BY_ONE
+    if read:
+        hint = f"pass {' and '.join(read)}, as {_COLLATOR} does; or {_ONE_BY_ONE}"
+    error = StateCrossesSequences(owner, ", ".join(sorted(kinds)), hint)
+    if torch.compiler.is_compiling():  # a graph cannot wait for the answer
+        torch._assert_async((ids == ids[:, :1]).all(), str(error))
+    elif not torch.equal(ids, ids[:, :1].expand_as(ids)):
+        raise error
+
+
+@cache
+def _separators(config: type, is_convolution: bool) -> tuple[str, ...]:
+    """Return the keywords by which layers with a state learn where packed sequences begin.
+
+    The delta rule of Qwen3-Next reads cumulative lengths, its convolution and Mamba 2 the index of
+    each sequence. Mamba 1 and lightning attention read neither. Models outside of transformers are
+    expected to read both.
+
+    Args:
+        config: the class of a configuration.
+        is_convolution: whether the only layers with a state are short convolutions.
+
+    Returns:
+        The keywords; empty if its layers read none.
+    """
+    import inspect
+
+    both = "seq_idx", "cu_seq_lens_q"
+    if (module := modeling(config)) is None:
+        return both
+    source = inspect.getsource(module)
+    if '"cu_seq_lens_q"' in source:
+        return both
+    reads_index = "mamba_chunk_scan_combined" in source or is_convolution
+    return both[:1] if reads_index and "causal_conv1d_fn" in source else ()
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch here.
+setattr(_separators, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def check_where_masks_are_made(name: str) -> None:
