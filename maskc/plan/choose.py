@@ -62,7 +62,8 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
         main = device_documents.listed(main)
         alternatives = [
             device_documents.listed(other)
-            if (other.form, other.direction) == (SMALL, Direction.forward) else other
+            if (other.form, other.direction) == (SMALL, Direction.forward)
+            else device_documents.with_modes(other)
             for other in alternatives
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):

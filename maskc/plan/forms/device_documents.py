@@ -37,11 +37,10 @@ def listed(plan: KernelPlan) -> KernelPlan:
     Rows are then never split, even with lists from the host: the host cannot know in time how much
     memory the parts would take.
     """
+    plan = with_modes(plan)
     schedule, work = plan.schedule, plan.schedule.work
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
-    modes = *schedule.modes, *schedule.document_modes
-    schedule = replace(schedule, modes=modes, document_modes=())
     (mask,) = plan.masks
     alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
     covered = None if alongside is None else intervals(alongside)
@@ -55,3 +54,10 @@ def listed(plan: KernelPlan) -> KernelPlan:
         plan, schedule=schedule, masks=(replace(mask, intervals=covered),), documents=True,
         reasons=(*reasons, partial, REASON),
     )  # fmt: skip
+
+
+def with_modes(plan: KernelPlan) -> KernelPlan:
+    """Return the plan of either pass with the modes that masks of documents alone have."""
+    schedule = plan.schedule
+    modes = *schedule.modes, *schedule.document_modes
+    return replace(plan, schedule=replace(schedule, modes=modes, document_modes=()))

@@ -56,8 +56,9 @@ FN void store_keys(const float (&d)[N], float scale, const struct Place &at,
             if (PADDED && column >= 8 * (OF_K ? PIECES_QK : PIECES_V)) continue;
             if (key + 8 * half >= end) continue;
             uint2 *const to = (uint2 *)(line + column / 2);
-            *to = p.accumulates ? make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y))
-                                : both;
+            if (p.accumulates)
+                both = make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y));
+            *to = both;
         }
     }
 }

@@ -1,8 +1,8 @@
 // Lines policy of a backward pass: tile rows and tile columns begin with documents, and end with
-// them. Lists of lengths give them (common/lib/lists_of_lengths.cuh): `tile` of an item is its first
-// key, `full_last` past its last one, `full_first` what the first query of a tile row is more than
-// TILE_Q times its number. p.row_ptr has the first query of each tile row, complemented if lengths
-// are wrong. See lines_even.cuh.
+// them. Lists from lengths give them (common/lib/lists_of_lengths.cuh): `tile` of an item is its
+// first key, `full_last` past its last one, `full_first` what the first query of a tile row is more
+// than TILE_Q times its number. p.row_ptr has the first query of each tile row, complemented if
+// lengths are wrong. See lines_even.cuh.
 
 FN float not_a_number() { return __int_as_float(0x7fffffff); }
 
