@@ -122,7 +122,9 @@ class DataLists:
         placed = unit.work is None or mode == DETERMINISTIC
         ptr = np.atleast_2d(dict(kept.parts)["row_ptr"])
         band = None
-        by_rows = unit.by_documents or (mode == DEFAULT and DOCUMENT_ROWS in dict(unit.modes))
+        by_rows = unit.by_documents or (
+            mode == DEFAULT and DOCUMENT_ROWS in dict(unit.modes) and not place.accumulates
+        )
         if by_rows and Feature.entmax not in wanted.features:
             band = _band(bundle, place.sizes, bound.params)
         making = Making(

@@ -33,10 +33,6 @@ FN u32 gradient_place(const struct Shared &shared, const struct Column &column, 
     return shared_address(of_k ? shared.q[last] : shared.dout[dout_at(last)]);
 }
 
-FN u32 sum_of_pairs(u32 x, u32 y) {
-    const float2 a = unpack(x), b = unpack(y);
-    return pack(a.x + b.x, a.y + b.y);
-}
 // Stores a warpgroup's share of the keys from `first` to `end` from registers.
 template <int OF_K, int COUNT, int N>
 FN void store_keys(const float (&d)[N], float scale, const struct Place &at,
@@ -51,14 +47,10 @@ FN void store_keys(const float (&d)[N], float scale, const struct Place &at,
 #pragma unroll
         for (int i = 0; i < N / 4; i += 2) {
             const float *const x = d + 4 * i + 2 * half;
-            uint2 both = traded_halves(x, x + 4, scale);
+            const uint2 both = traded_halves(x, x + 4, scale);
             const int column = column_of<COUNT>(group, i + odd);
             if (PADDED && column >= 8 * (OF_K ? PIECES_QK : PIECES_V)) continue;
-            if (key + 8 * half >= end) continue;
-            uint2 *const to = (uint2 *)(line + column / 2);
-            if (p.accumulates)
-                both = make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y));
-            *to = both;
+            if (key + 8 * half < end) *(uint2 *)(line + column / 2) = both;
         }
     }
 }
