@@ -1,5 +1,5 @@
-"""Backward passes whose tile rows and tile columns begin with documents, on an emulated Hopper: against
-fp64, and what runs where they do not."""
+"""Backward passes whose tile rows and tile columns begin with documents, on an emulated Hopper:
+against fp64, and what runs where they do not."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_sequences_with_documents_of_their_own(heads, monkeypatch):
 def test_queries_and_keys_with_lengths_of_their_own(mask, monkeypatch):
     """Some documents have no queries, or no keys; queries and keys of the last ones are padding."""
     monkeypatch.setenv("MASKC_CHECK", "1")
-    of_q, of_k, n_q, n_kv = [70, 0, 200, 9, 40], [20, 100, 130, 0, 190, 30], 330, 480
+    of_q, of_k, n_q, n_kv = [70, 0, 200, 9, 140], [20, 100, 130, 0, 190, 30], 430, 480
     q, _, _, dout = made(n_q, 128)
     _, k, v, _ = made(n_kv, 128)
     doc = tuple(mc.cu_seqlens(torch.tensor(ends(x), dtype=torch.int64)) for x in (of_q, of_k))
@@ -120,7 +120,7 @@ def test_queries_and_keys_with_lengths_of_their_own(mask, monkeypatch):
     "names", [{"sink_logits"}, {"alibi_slopes"}, {"sink_logits", "alibi_slopes"}, {"softcap"}]
 )
 def test_options(names):
-    n = sum(FEW)
+    n = sum(FEW) + 60
     options = {**vectors(names - {"softcap"}, 2, device="cpu")}
     if "softcap" in names:
         options["softcap"] = 3.0
@@ -140,7 +140,7 @@ def test_few_pairs():
 @pytest.mark.parametrize("batch", [1, 2])
 def test_wrong_lengths(batch):
     """Every gradient is NaN, and a later call says so."""
-    n = sum(FEW)
+    n = sum(FEW) + 60
     attn = with_mode(CAUSAL, 128, mode="large")
     q, k, v, dout = made(n, 128, batch)
     vector = vectors({"sink_logits"}, 2, device="cpu")
@@ -163,15 +163,15 @@ def test_wrong_lengths(batch):
     ("mask", "doc", "options", "mode"),
     [
         (CAUSAL, lengths_on_device(FEW), {"deterministic": True}, "deterministic"),
-        (CAUSAL, torch.arange(sum(FEW)) // 90, {}, "default"),  # ids
-        (CAUSAL, lengths_on_device([47] * 7), {}, "default"),  # documents are too short
+        (CAUSAL, torch.arange(sum(FEW) + 60) // 90, {}, "default"),  # ids
+        (CAUSAL, lengths_on_device([42] * 9), {}, "default"),  # documents are too short
         (MASKS["short sinks"], lengths_on_device(FEW), {}, "default"),  # rows have gaps
         (CAUSAL, lengths_on_device(FEW), {"normalizer": "entmax", "alpha": 1.5}, "default"),
     ],
     ids=["in order", "ids", "short", "gaps", "entmax"],
 )  # fmt: skip
 def test_other_modes(mask, doc, options, mode):
-    n = sum(FEW)
+    n = sum(FEW) + 60
     q, k, v, dout = made(n, 128)
     attn = with_mode(mask, 128, mode="large")
     both = {x: y for x, y in options.items() if x != "deterministic"}
