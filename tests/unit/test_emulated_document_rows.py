@@ -11,6 +11,7 @@ import maskc as mc
 from maskc.core.bundle import DOCUMENT_ROWS
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
+from maskc.runtime.device_lists import making
 from tests.support import cases
 from tests.support.documents import ends, lengths_on_device
 from tests.support.emulated import emulated_card  # noqa: F401
@@ -31,6 +32,12 @@ WINDOW = mc.documents("doc") & mc.window(100, 30)
 LENGTHS = [64, 3, 280, 1, 200, 130, 300, 0, 202]
 FEW = [128, 1, 0, 131, 64, 5]
 """In tiles of 64 queries."""
+
+
+@pytest.fixture(autouse=True)
+def shorter_documents(monkeypatch):
+    """Documents of a tile in the mean begin tile rows, so that few tokens have many documents."""
+    monkeypatch.setattr(making, "_MEAN_TILES", 1)
 
 
 def compiled(mask, dim=64):
@@ -83,7 +90,7 @@ def test_masks(mask, monkeypatch):
     [(64, "small"), (72, "large"), (128, "small"), (128, "large"), (192, "large"), (256, "large")],
 )
 def test_tiles(dim, form):
-    """Of 128 or 64 tokens; warpgroups that divide the keys of a tile, or the columns."""
+    """They have 128 or 64 tokens; warpgroups divide the keys of a tile, or the columns."""
     n = sum(FEW) + 60
     attn = with_mode(CAUSAL, dim, mode=form)
     computed = checked(attn, made(n, dim), live_pairs(CAUSAL, FEW, n), lengths_on_device(FEW))
@@ -169,7 +176,7 @@ def test_wrong_lengths(batch):
         (CAUSAL, lengths_on_device(FEW), {"normalizer": "entmax", "alpha": 1.5}, "default"),
     ],
     ids=["in order", "ids", "short", "gaps", "entmax"],
-)  # fmt: skip
+)
 def test_other_modes(mask, doc, options, mode):
     n = sum(FEW) + 60
     q, k, v, dout = made(n, 128)
@@ -181,7 +188,7 @@ def test_other_modes(mask, doc, options, mode):
 
 
 def modes_of(attn):
-    """Those of backward passes."""
+    """The modes of all backward passes."""
     units = (unit for unit in attn.bundle.units if Direction.backward in unit.directions)
     return {name for unit in units if unit.target == "sm_90a" for name, _ in unit.modes}
 
@@ -191,9 +198,5 @@ def test_masks_that_have_the_mode():
     assert DOCUMENT_ROWS not in modes_of(compiled(mc.causal()))
     assert DOCUMENT_ROWS not in modes_of(compiled(CAUSAL & mc.flags("f")))
     score = mc.score(lambda s, q, k: s - 0.1 * (q - k))
-    assert DOCUMENT_ROWS not in modes_of(
-        CAUSAL.compile(head_dim=64, target="sm_90a", score=score)
-    )
-    assert DOCUMENT_ROWS not in modes_of(
-        CAUSAL.compile(head_dim=64, target="sm_90a", dropout=True)
-    )
+    assert DOCUMENT_ROWS not in modes_of(CAUSAL.compile(head_dim=64, target="sm_90a", score=score))
+    assert DOCUMENT_ROWS not in modes_of(CAUSAL.compile(head_dim=64, target="sm_90a", dropout=True))

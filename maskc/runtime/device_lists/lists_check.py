@@ -115,8 +115,8 @@ class ListsCheck:
         if side:
             words, stops = self._of_queries(part, ptr, words, items, used, number)
             begin = items[:, 0].copy()
-            for own in range(making.lists):
-                of_list = used & (number == own)
+            for which in range(making.lists):
+                of_list = used & (number == which)
                 items[of_list, 0] = np.unique(begin[of_list], return_inverse=True)[1]
         else:
             stops = part(ARRAYS[len(making.given.sources)], making.lists, sizes.n_kv)
@@ -158,9 +158,9 @@ class ListsCheck:
         begins = part("row_ptr", making.lists, making.tiles[0] + 1).astype(np.int64)
         stops, words = np.zeros((making.lists, n), np.int64), words.astype(np.int64)
         rows = words >> 1
-        for own, (of_list, begin) in enumerate(zip(ptr, begins, strict=True)):
+        for which, (of_list, begin) in enumerate(zip(ptr, begins, strict=True)):
             real = begin[:-1] < begin[1:]
-            stops[own, begin[:-1][real]] = begin[1:][real]
+            stops[which, begin[:-1][real]] = begin[1:][real]
             mine = slice(of_list[0], of_list[-1])
             words[mine] = 2 * begin[rows[mine]] + (words[mine] & 1)
         some = np.flatnonzero(used & (items[:, 3] > 0))

@@ -40,6 +40,12 @@ from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
 
+_MEAN_TILES = 4
+"""Tiles of queries that documents must have in the mean, so that the tile columns of a backward
+pass begin with them. Every document has tiles of dq of its own. With 1.1 and 2.2 tiles this took 30
+and 10 % more time than columns one after another, with 4.7 and more 3 to 11 % less (bf16,
+benchmarks/results/backward-rows-trial-h200.json)."""
+
 _LINES = 128
 """Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
 line. A block takes less time, but not all blocks run at once."""
@@ -103,19 +109,22 @@ class Making:
     def by_lengths(self) -> bool:
         """Whether cumulative lengths alone decide the lists: queries see a band of their document,
         and a block has room for all lengths and lines. Tile rows then begin with documents, and
-        tile columns as well in a backward pass. There documents must fill a tile's queries in the
-        mean: each has tiles of dq of its own."""
+        tile columns as well in a backward pass, see _MEAN_TILES."""
         if self.band is None:
             return False
         of_q, of_k = (self._source(side) for side in (0, 1))
         if of_q.rule != CUMULATIVE or of_k.rule != CUMULATIVE:
             return False
         lists, tile, sizes = self.lists, self.unit.tile, self.sizes
-        most = sizes.n_q // tile.q if self.backward else most_runs(-(-sizes.n_kv // tile.k))
+        most, documents = most_runs(-(-sizes.n_kv // tile.k)), of_k.ends - 1
+        if self.backward:
+            most, documents = sizes.n_q // tile.q // _MEAN_TILES, max(documents, of_q.ends - 1)
+        else:
+            documents += 1  # the tokens behind them
         return (
             lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS
             and lists * self._document_tiles[self.backward] <= MOST_ROWS
-            and lists <= MOST_LISTS and max(of_k.ends, self.backward * of_q.ends) - 1 <= most
+            and lists <= MOST_LISTS and documents <= most
             and max(sizes.n_q, sizes.n_kv) <= MOST_TOKENS
         )  # fmt: skip
 

@@ -9,7 +9,7 @@
 //                              end_of_keys: past its last one; factor_of: of its gradients
 //   word_of_step, owner_of_step    what the producer leaves of a step: its word and its owner
 //   row_of_step, ROW_STEP      from these: the index of its tile row; queries from index 0 to 1
-//   unused(work)               whether an item is to be skipped
+//   unused(work)               whether no block computes an item
 //   ENDS_INSIDE                columns may end inside a tile, before keys of other items
 
 struct QueryRange {
