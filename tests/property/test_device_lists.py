@@ -384,7 +384,7 @@ def columns_by_definition(
 
     Full are those whose pairs would be live if the queries and keys of a whole tile existed.
     """
-    (low, high), size, found = BANDS[number], made.numbers.tile[0], []
+    (low, high), size, listed = BANDS[number], made.numbers.tile[0], []
     for key, end, document in columns:
         words_of = []
         for row, (first, past, of) in enumerate(rows):
@@ -394,8 +394,8 @@ def columns_by_definition(
             if ((ahead >= low) & (ahead < high)).any():
                 whole = np.arange(key, end) - np.arange(first, first + size)[:, None]
                 words_of.append(2 * row + bool(((whole >= low) & (whole < high)).all()))
-        found.append([key, end, *words_of])
-    return found
+        listed.append([key, end, *words_of])
+    return listed
 
 
 def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndarray]) -> None:

@@ -13,7 +13,8 @@ maskc/core/cost.toml.
 
 Tile columns add to dq in fp32. A launch before the main one writes the zeros that the first heads
 need. A warp of the main launch writes the zeros of later heads. A launch after it converts dq to
-storage precision. Two modes avoid these sums:
+storage precision. In the mode DOCUMENT_ROWS, tile rows and tile columns begin with documents. Two
+modes avoid these sums:
 
 - EXCLUSIVE_DQ, if every tile row has at most one tile (blocks, lattices in parts): the main launch
   stores dq.

@@ -3,7 +3,7 @@
 // the tiles of all rows, and no block waits for another one. A tile row is a line, which a warp
 // writes; a list has room for more. Blocks have more threads than those of make_lists.cuh, so that
 // a thread counts few lines. In a backward pass queries and keys change places: lines are tile
-// columns, and `p.band` has the queries that a key sees.
+// columns, tiles are numbered tile rows, and `p.band` has the queries that a key sees.
 // Needs: block_before.cuh, entries.cuh, list_items.cuh, reading_at, OF_Q and OF_K, STOPS. Gives:
 // lists_of_lengths.
 
