@@ -149,7 +149,8 @@ POOL_FIELDS: tuple[Field, ...] = (
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     (
         "tile",
-        "tile row; backward: tile column; packed heads, which have one row: 0, -1 in unused items",
+        "tile row; backward: tile column, or its first key where it begins with a document; "
+        "packed heads, which have one row: 0; -1 in unused items",
     ),
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
@@ -157,9 +158,10 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
     (
         "full_first",
         "range: tiles full_first .. full_last - 1 have only live pairs; where tile rows may begin "
-        "with documents: the first query, packed heads: the first row",
+        "with documents: the first query, packed heads: the first row; where tile columns do: "
+        "the first query of a tile row, minus its number times a tile's queries",
     ),
-    ("full_last", "past the last of them"),
+    ("full_last", "past the last of them; of queries, rows, or keys of the column"),
     (
         "heads",
         "backward: consecutive query heads with this list that are taken one by one; "
@@ -177,7 +179,8 @@ After all items follow records of the same form: rows to merge, or columns that 
 In these, `tile` and `head` name the row or column, `first` is the number of its first part, and
 `count` the number of parts. In lists built on the GPU, `items` also counts items without tiles,
 which come last. In a deterministic backward pass, `first` and `count` of a shared item are relative
-to its head's list.
+to its head's list. Where tile columns begin with documents, `row_ptr` of struct Attention has the
+first query of each tile row, complemented if lengths were wrong.
 
 `counter` holds the number of items that blocks took after their first, and the number of blocks
 that finished. With pack_gqa it also holds the number of stored partial results for each row to
@@ -282,7 +285,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
 )
 """Arguments of the kernel that builds tile lists on the GPU from data, documents or chosen blocks.
 In arrays of two, the first value is for queries and tile rows, the second for keys and tile
-columns."""
+columns. In a backward pass by lengths, `band` has the queries that a key sees."""
 LIST_THREADS = 128
 """The threads of a block of that kernel: one for every key of a tile."""
 ALONE_THREADS = 512
@@ -290,8 +293,8 @@ ALONE_THREADS = 512
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
 MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
-"""The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
-block keeps them in shared memory."""
+"""The most cumulative lengths of both sides, lines (tile rows, or columns in a backward pass), and
+lists that follow from lengths alone: a block keeps them in shared memory."""
 MOST_QUERIES = 2048
 """The most lists of one query each: a block counts the tiles of all, and keeps their numbers."""
 MOST_TOKENS = 1 << 23

@@ -193,6 +193,9 @@ SEPARATE_DQ_FLOATS = 4
 """fp32 workspace per query in that mode: lse and delta, and no dq."""
 NOT_EXCLUSIVE_DQ = OF_HEADS | {Feature.entmax}
 """Features that the mode EXCLUSIVE_DQ does not have: entmax's means need more shared memory."""
+DOCUMENT_ROWS = "document_rows"
+"""The mode of a backward pass whose tile rows and tile columns begin with documents, and end with
+them: its lists are made by BY_LENGTHS."""
 NOT_INTERLEAVED = BY_DISTANCE | {Feature.entmax}
 """Features that the mode INTERLEAVED does not have."""
 

@@ -22,7 +22,7 @@ SWITCHES = (
     "HAS_ALWAYS_KEPT", "DATA_ROWS", "TILE_RANGES", "GRID", "LONG_SUMS", "DQ_LAUNCH",
     "HALF_SHARE",
     "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
-    "INTERLEAVED",
+    "INTERLEAVED", "DOCUMENT_ROWS",
 )  # fmt: skip
 """Macros that a config header alone defines, as 1, or that a mode has; otherwise they are 0."""
 

@@ -163,16 +163,19 @@ def with_workspace(outputs: tuple[Output, ...], floats: int) -> tuple[Output, ..
     return (*outputs[:3], singles(floats), *outputs[4:])
 
 
-def _padded(unit: SourceUnit, sizes: Sizes) -> int:
+def _padded(unit: SourceUnit, sizes: Sizes, tables: Tables | None = None) -> int:
     """Queries of all padded tile rows, heads and sequences."""
-    return unit.tiles(sizes.n_q, sizes.n_kv)[0] * unit.tile.q * sizes.heads_q * sizes.batch
+    rows = 0 if tables is None else tables.rows
+    rows = rows or unit.tiles(sizes.n_q, sizes.n_kv)[0]
+    return rows * unit.tile.q * sizes.heads_q * sizes.batch
 
 
 def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     """Return the fp32 entries of `delta`. There are entries for keys only if items of the work list
     share them, and for further tiles of dq only if columns add to several tiles of a row."""
     parts = 0 if tables.work is None else tables.work.parts
-    queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
+    further = sizes.batch * sizes.heads_q * tables.further * unit.tile.q
+    queries = _padded(unit, sizes, tables) + further
     separate_dq = unit.work is not None and unit.work.apart
     row = SEPARATE_DQ_FLOATS if separate_dq else unit.row_floats
     floats = queries * row + parts * unit.tile.k * unit.key_floats
@@ -195,7 +198,7 @@ def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
 def _blocks(
     unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
 ) -> int:
-    queries, work = _padded(unit, sizes), tables.work
+    queries, work = _padded(unit, sizes, tables), tables.work
     merged = 0 if work is None else len(work.merges)
     match launch.grid:
         case Grid.queries:
@@ -278,7 +281,8 @@ def _block(
         block.array_row[number] = slot.row
     block.batch, block.heads_q, block.heads_kv = sizes.batch, sizes.heads_q, sizes.heads_kv
     block.n_q, block.queries, block.n_kv = sizes.n_q, sizes.n_q, sizes.n_kv
-    block.tile_rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
+    rows, block.tile_cols = unit.tiles(sizes.n_q, sizes.n_kv)
+    block.tile_rows = tables.rows or rows
     block.list_batch, block.further = tables.list_batch, tables.further
     if tables.work is not None:
         block.items, block.empty = tables.work.filled, tables.work.empty

@@ -16,6 +16,7 @@ from maskc.core.boxes import Boxes
 from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
+    DOCUMENT_ROWS,
     EXCLUSIVE_DQ,
     INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
@@ -161,7 +162,7 @@ PARTS = "parts"
 MODE_NAMES = {
     DEFAULT: "", PERSISTENT: "persistent", PACK_GQA: "pack_gqa",
     INTERLEAVED: "interleaved", DETERMINISTIC: "in order",
-    EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq",
+    EXCLUSIVE_DQ: "exclusive dq", SEPARATE_DQ: "separate dq", DOCUMENT_ROWS: "rows of documents",
 }  # fmt: skip
 """Names of modes in reports."""
 

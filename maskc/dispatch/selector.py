@@ -11,6 +11,7 @@ from typing import Any
 from maskc.core.bundle import (
     DEFAULT,
     DETERMINISTIC,
+    DOCUMENT_ROWS,
     EXCLUSIVE_DQ,
     INTERLEAVED,
     NOT_EXCLUSIVE_DQ,
@@ -409,6 +410,7 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
         name for name, _ in unit.modes
         if (name != EXCLUSIVE_DQ or not features & NOT_EXCLUSIVE_DQ)
         and (name != INTERLEAVED or not features & NOT_INTERLEAVED)
+        and (name != DOCUMENT_ROWS or Feature.entmax not in features)
     )  # fmt: skip
 
 

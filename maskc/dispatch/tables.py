@@ -118,6 +118,8 @@ class Tables:
     documents."""
     adders: Adders | None = None
     """Who adds to tiles of dq in a backward pass; None if that is not known."""
+    rows: int = 0
+    """Tile rows, where they begin with documents; 0: those of tiles one after another."""
     wide: bool = False
     """Whether the mask's formulas need 64 bits."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(

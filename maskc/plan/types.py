@@ -40,7 +40,7 @@ class Schedule:
     modes: tuple[tuple[str, Mode], ...] = ()
     """CUDA: ways to launch, by name; none: one launch by tile rows."""
     document_modes: tuple[tuple[str, Mode], ...] = ()
-    """CUDA: further modes of masks whose tiles begin at documents; others gain nothing from
+    """CUDA: further modes of masks whose tiles may begin at documents; others gain nothing from
     them."""
     maps: tuple[TensorMap, ...] = ()
     """CUDA: tensor maps in the order of the kernel's parameter."""

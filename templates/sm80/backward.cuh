@@ -36,7 +36,7 @@
 
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_few(const __grid_constant__ struct Attention p) {
-    settle_rows(p);
+    settle_rows(p, blockIdx.x % p.tile_rows * TILE_Q, p.n_q);
 }
 
 #include "sm80/lib/backward_products.cuh"

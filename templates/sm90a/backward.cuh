@@ -24,7 +24,7 @@
 // one takes an arrival from each consumer warpgroup.
 //   column_full, column_free         k and v of an item, and `item`. One without tiles, whose
 //                                    gradients are zero, arrives likewise
-//   q_full, q_free                   a tile of q; `word`, `head`, lse, and delta if FOLDED
+//   q_full, q_free                   a tile of q; `word`, `owner`, lse, and delta if FOLDED
 //   dout_full, dout_free             a tile of dout, and delta otherwise
 //   dq_full[group], dq_free[group]   the group's four warps have written their dq; warp 1: it has
 //                                    left shared memory, or may be added
@@ -63,6 +63,13 @@
 
 #include "sm90a/lib/work.cuh"
 
+#if DOCUMENT_ROWS
+#include "sm90a/lib/lines_documents.cuh"
+
+#else
+#include "sm90a/lib/lines_even.cuh"
+
+#endif
 #include "common/lib/keep.cuh"
 
 struct Maps {
@@ -87,7 +94,9 @@ struct Maps {
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_few(const __grid_constant__ struct Attention p,
                        const __grid_constant__ struct Maps) {
-    settle_rows(p);
+    const struct Place at = place_of_row(p, blockIdx.x);
+    const struct QueryRange queries = queries_of(p, at, blockIdx.x % p.tile_rows);
+    settle_rows(p, queries.first, queries.end);
 }
 #endif
 
@@ -156,7 +165,7 @@ struct Shared {
     u64 dq_full[GROUPS], dq_free[GROUPS], dq_added, dq_seen, column_settled;
     struct Item item[ITEMS];
     struct Source source;  // the head whose steps are being loaded
-    i32 word[STAGES], head[STAGES];  // the query tile in this stage
+    i32 word[STAGES], owner[STAGES];  // the query tile in this stage; see lines_even.cuh
     struct Turn turn[STAGES], dq_turn;  // of a step; of the tile staged in `dq`
     i32 *dq_counter;                    // counts additions to the tile of dq that a step adds to
     u32 holds, settled;  // whether the last turn of the item being loaded is HELD; mbarrier parity
@@ -219,10 +228,10 @@ struct Step {
 // ---------------------------------------------------------------- warpgroups that compute
 
 FN i32 first_row(i32 group) { return SPLIT_KEYS ? 0 : QUERIES * group; }
-FN i32 first_query(i32 word, i32 group) { return (word & INDEX) * TILE_Q + first_row(group); }
+FN i32 first_query(i32 word, i32 group) { return (word & INDEX) * ROW_STEP + first_row(group); }
 FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attention &p) {
     const i32 word = uniform(shared.word[at]);
-    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
+    return {word, row_of_step(p, uniform(shared.owner[at]), word)};
 }
 #if WITH_PAIR_RING
 FN struct Step numbered(struct Step step, u32 number) {
@@ -236,7 +245,7 @@ FN struct Step numbered(struct Step step, u32 number) {
 // register.
 FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
-    return make_opaque(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
+    return make_opaque(tile) * COLUMN_STEP + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
 }
 FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
@@ -336,7 +345,7 @@ FN void add_step(struct Shared &shared, const struct Attention &p, const struct 
     if (!SHIFTED || !p.score_diagonals) return;
     const struct Place own = place_of_row(p, step.row);
     add_diagonals(shared.ds[at % DS_STAGES], diagonals_of(p, own.head, own.batch),
-                  (step.word & INDEX) * TILE_Q - tile * TILE_K);
+                  (step.word & INDEX) * ROW_STEP - tile * COLUMN_STEP);
 #endif
 }
 
@@ -349,7 +358,7 @@ FN void add_pair_step(struct Shared &shared, const struct Attention &p, const st
                       u32 at, i32 tile) {
     if (!BFLOAT16) return;  // to_gradients has added them
     add_pair_tile(shared.ds[at % DS_STAGES], p, place_of_row(p, step.row),
-                  (step.word & INDEX) * TILE_Q, tile * TILE_K);
+                  (step.word & INDEX) * ROW_STEP, tile * COLUMN_STEP);
 }
 
 #endif
@@ -358,7 +367,7 @@ struct Column {
     i32 tile, head, shared, steps;
 };
 FN struct Column column_in(const struct Item &item) {
-    return {uniform(item.work.tile), uniform(item.work.head), uniform(item.work.shared),
+    return {uniform(item.work.tile), uniform(item.work.head), uniform(shared_of(item.work)),
             uniform(item.steps)};
 }
 
@@ -403,7 +412,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     StepShifts shifts;
     if (SHIFTED) {
         const struct Place own = place_of_row(p, step.row);
-        const i32 first = first_query(step.word, group) - column.tile * TILE_K - key_of(group);
+        const i32 first = first_query(step.word, group) - column.tile * COLUMN_STEP - key_of(group);
         find_shifts(shifts, first, own.head, own.batch, p, LOG2E);
     }
 #endif
@@ -528,7 +537,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1);
         if (column.steps > 0 && thread == 0) arrive(shared.column_free);
         const u32 last = (stage.steps - 1) % STAGES;
-        if (column.shared) add_column(dk, dv, column, p, group);
+        if (adds_up(column.shared)) add_column(dk, dv, column, p, group);
         else store_column(dk, dv, column, last, shared, p, maps, group);
         // Only after store_column, where all warps meet: until then some warp may still read
         // `column`.

@@ -379,6 +379,27 @@ def test_lists_that_blocks_do_not_find_alone(passes):
         assert passes(fresh, 1, 2, one, n_kv=2111).entry == "make_lists"
 
 
+@pytest.mark.parametrize("number", range(GAPS))
+@settings(max_examples=20)
+@given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), alone=st.booleans())
+def test_lists_of_lengths_by_keys(passes, number, seed, batch, own_keys, alone):
+    """In a backward pass tile columns begin with documents as well."""
+    n, rng, sides = 1300, np.random.default_rng(seed), []
+    for _ in range(1 + own_keys):
+        ends = rng.integers(0, n + 100, (batch, int(rng.integers(1, 9)))).clip(0, n)
+        ends = np.sort(np.concatenate([ends[:, :1] * 0, ends], 1))
+        sides.append(ends if rng.random() < 0.8 else ends[:1])
+    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
+    data = {"x": lengths if own_keys else lengths[0]}
+    with pytest.MonkeyPatch.context() as patch:
+        if alone:
+            patch.setattr(making, "heads_per_group", lambda *_: 1)
+        patch.setattr(making, "_MEAN_TILES", 1)
+        made = passes(attention(DOCUMENTS[number], False, alone), n, batch, data, True, n_kv=n)
+    assert (made.entry, made.numbers.work_side) == ("lists_of_lengths", 1)
+    check_columns(made, number, sides, n)
+
+
 BANDS = (-(1 << 30), 1 << 30), (-(1 << 30), 1), (-90, 21)
 """Keys of a query q, from q + the first number to q + the other - 1, by the mask's number."""
 
@@ -422,6 +443,64 @@ def check_rows(made: Made, number: int, sides: list[np.ndarray], n: int) -> None
     # All lines in their order, also those that do not exist
     assert items[:, 1:4].tolist() == [line[1:] for line in ordered_lines(made)]
     assert made.at_rest()
+
+
+def check_columns(made: Made, number: int, sides: list[np.ndarray], n: int) -> None:
+    """Compare tile rows and tile columns that begin with documents with the definition."""
+    numbers, items = made.numbers, made.items()
+    entries = words(made.places["col_tiles"], numbers.lists * numbers.room[1])
+    begins = words(made.places["row_ptr"], numbers.lists, numbers.tile_count[0] + 1)
+    of_q, of_k = (np.broadcast_to(x, (numbers.lists, x.shape[1])) for x in (sides[0], sides[-1]))
+    for which, (ends, keys) in enumerate(zip(of_q, of_k, strict=True)):
+        rows = spans_of(ends, numbers.tile[0], n)
+        firsts = [first for first, _, _ in rows]
+        assert begins[which].tolist() == firsts + [n] * (begins.shape[1] - len(rows))
+        want = columns_by_definition(made, number, rows, spans_of(keys, numbers.tile[1], n),
+                                     min(len(ends), len(keys)) - 1)  # fmt: skip
+        for owner in range(which * numbers.owners, (which + 1) * numbers.owners):
+            mine = items[(items[:, 1] == owner * numbers.owner_heads) & (items[:, 0] >= 0)]
+            columns = []
+            for key, _, first, count, shift, end, heads, wrong in sorted(mine.tolist()):
+                assert (heads, wrong) == (numbers.item_heads, 0)
+                column = entries[first : first + count].tolist()
+                assert all(
+                    numbers.tile[0] * (word >> 1) + shift == firsts[word >> 1] for word in column
+                )
+                columns.append([key, end, *column])
+            assert columns == want
+    assert items[:, 1:4].tolist() == [line[1:] for line in ordered_lines(made)]
+    assert made.at_rest()
+
+
+def spans_of(ends: np.ndarray, size: int, n: int) -> list[tuple[int, int, int]]:
+    """First token, past the last one, and document of each line of a side."""
+    return [
+        (first, min(first + size, stop), document)
+        for document, (begin, stop) in enumerate(pairwise([*ends.tolist(), n]))
+        for first in range(begin, stop, size)
+    ]
+
+
+def columns_by_definition(
+    made: Made, number: int, rows: list[tuple[int, int, int]],
+    columns: list[tuple[int, int, int]], documents: int,
+) -> list[list[int]]:  # fmt: skip
+    """First key, past the last one, and the words of tile rows with a live pair of each column.
+
+    Full are those whose pairs would be live if the queries and keys of a whole tile existed.
+    """
+    (low, high), size, listed = BANDS[number], made.numbers.tile[0], []
+    for key, end, document in columns:
+        words_of = []
+        for row, (first, past, of) in enumerate(rows):
+            if of != document or document >= documents:
+                continue
+            ahead = np.arange(key, end) - np.arange(first, past)[:, None]
+            if ((ahead >= low) & (ahead < high)).any():
+                whole = np.arange(key, end) - np.arange(first, first + size)[:, None]
+                words_of.append(2 * row + bool(((whole >= low) & (whole < high)).all()))
+        listed.append([key, end, *words_of])
+    return listed
 
 
 def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndarray]) -> None:

@@ -131,6 +131,27 @@ def test_launches_of_backward_passes(machine):
     assert None not in (made.ptr[0], made.ptr[1])
 
 
+def test_launches_of_a_backward_pass_by_lengths(machine):
+    """Its tile rows begin with documents, and there may be one more for each of them."""
+    mask, arrays = compiled(), given(n=3000)
+    backward(mask, *arrays, doc=promise(1000))
+    launched = machine.launched()
+    assert [entry for entry, _, _ in launched] == [OF_LENGTHS, *GRADIENTS]
+    assert mask.last_sources[-1] == "sm_90a_backward document_rows"
+    made, block = machine.driver.listed, machine.driver.block
+    rows, columns = (3000 + 5 * 127) // 128, 28
+    assert (block.tile_rows, *made.tile_count) == (rows, rows, columns)
+    assert (block.row_ptr, block.col_ptr, block.work) == (made.ptr[0], made.ptr[1], made.work)
+    assert (block.items, made.owners, made.item_heads) == (2 * 2 * columns, 2 * 2, 2)
+    assert list(made.band) == [0, 1 + (1 << 30)]
+    assert [blocks for _, blocks, _ in launched[1:]] == [8 * rows, 112, 8 * rows]
+    backward(mask, *arrays, doc=promise(1000), deterministic=True)
+    assert names(machine)[0] == LISTS
+    assert machine.driver.block.tile_rows == -(-3000 // 128)
+    backward(mask, *given(n=1000), doc=promise(1000))  # too many for so few tokens
+    assert names(machine)[0] == LISTS
+
+
 def test_parts_of_the_memory_do_not_overlap(machine):
     compiled()(*given(n=300), doc=ids((2, 300), "int64"))
     made = machine.driver.listed

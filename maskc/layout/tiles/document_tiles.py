@@ -247,7 +247,7 @@ def check_documents(
 
 def check_rows(
     rows: Sequence[tuple[int, int]], lists: DocumentTileLists, size: int, keep: Expr,
-    env: Mapping[str, object],
+    env: Mapping[str, object], by_key: bool = False,
 ) -> None:  # fmt: skip
     """Compare the tiles of some tile rows with the mask pair by pair.
 
@@ -257,15 +257,17 @@ def check_rows(
         size: keys of a tile.
         keep: the mask.
         env: what it reads.
+        by_key: whether keys and queries change places.
 
     Raises:
         CheckFailed: a live pair in no tile or in several, or a dead one in a full tile.
     """
     n_kv = len(lists.stops)
     keys = np.arange(n_kv)
+    of_row, of_tile = "kq" if by_key else "qk"
     for number, (begin, end) in enumerate(rows):
         queries = np.arange(begin, end)
-        live = evaluate(keep, {**env, "q": queries[:, None], "k": keys[None, :]})
+        live = evaluate(keep, {**env, of_row: queries[:, None], of_tile: keys[None, :]})
         live = np.broadcast_to(live, (len(queries), n_kv))
         times, full = np.zeros(n_kv, int), np.zeros(n_kv, bool)
         for word in lists.words[lists.row_ptr[number] : lists.row_ptr[number + 1]]:
@@ -275,9 +277,10 @@ def check_rows(
             full[keys_of_tile] |= bool(word & 1)
         wrong = (live & (times != 1)) | (full & ~live)
         if wrong.any():
-            query, key = np.argwhere(wrong)[0]
-            finding = f"query {queries[query]}, key {key} in {times[key]} tiles"
-            raise CheckFailed(f"{finding}{', a full one' if full[key] else ''}, which is wrong")
+            line, at = np.argwhere(wrong)[0]
+            query, key = (at, queries[line]) if by_key else (queries[line], at)
+            finding = f"query {query}, key {key} in {times[at]} tiles"
+            raise CheckFailed(f"{finding}{', a full one' if full[at] else ''}, which is wrong")
 
 
 def lists_on_host(

@@ -13,7 +13,8 @@ maskc/core/cost.toml.
 
 Tile columns add to dq in fp32. A launch before the main one writes the zeros that the first heads
 need. A warp of the main launch writes the zeros of later heads. A launch after it converts dq to
-storage precision. Two modes avoid these sums:
+storage precision. In the mode DOCUMENT_ROWS, tile rows and tile columns begin with documents. Two
+modes avoid these sums:
 
 - EXCLUSIVE_DQ, if every tile row has at most one tile (blocks, lattices in parts): the main launch
   stores dq.
@@ -29,7 +30,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import (
+    DEFAULT,
+    DOCUMENT_ROWS,
+    EXCLUSIVE_DQ,
+    SEPARATE_DQ,
+    Grid,
+    Launch,
+    Mode,
+    TensorMap,
+    WorkList,
+)
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product, of_width
@@ -249,6 +260,7 @@ def _schedule(
         score_queries=queries,
         products=_products(problem, queries, parts, parts_of_v, of_dq, of_half),
         modes=modes,
+        document_modes=() if thresholds or problem.score else _document_modes(dict(modes)),
         maps=(
             TensorMap("q", tile.q),
             TensorMap("dout", tile.q),
@@ -264,6 +276,12 @@ def _schedule(
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,
         key_floats=dim + dim_v,
     )
+
+
+def _document_modes(modes: dict[str, Mode]) -> tuple[tuple[str, Mode], ...]:
+    """The default mode with tile rows and tile columns that begin with documents. Launches for the
+    gradients of tables know rows by their index, so score formulas lack it."""
+    return ((DOCUMENT_ROWS, replace(modes[DEFAULT], macro="DOCUMENT_ROWS")),)
 
 
 def _most_shared(modes: tuple[tuple[str, Mode], ...]) -> int:
@@ -314,8 +332,8 @@ def _products(
     )
 
 
-_MACROS = {"default": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
-_QUARTERS = {"default": 4, "deterministic": 4, EXCLUSIVE_DQ: 0}
+_MACROS = {DEFAULT: "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
+_QUARTERS = {DEFAULT: 4, "deterministic": 4, EXCLUSIVE_DQ: 0}
 """Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged; the default
 mode has one more, of zeros, if a warp zeroes tiles."""
 
@@ -340,7 +358,7 @@ def _modes(
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
     for name, quarters in _QUARTERS.items():
-        quarters += name == "default" and zeroes
+        quarters += name == DEFAULT and zeroes
         slopes = quarters * warpgroups * SLOPE_SUMS if staged else 0
         vectors = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
         room = rest + vectors + quarters * tile.q * staged

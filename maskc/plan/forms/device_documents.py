@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from maskc.core.forms import SMALL
+from maskc.core.problem import Direction
 from maskc.layout.tiles.document_tiles import beside_documents
 from maskc.plan.intervals import intervals
 from maskc.plan.types import KernelPlan
@@ -37,11 +39,10 @@ def listed(plan: KernelPlan) -> KernelPlan:
     Rows are then never split, even with lists from the host: the host cannot know in time how much
     memory the parts would take.
     """
+    plan = _with_modes(plan)
     schedule, work = plan.schedule, plan.schedule.work
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
-    modes = *schedule.modes, *schedule.document_modes
-    schedule = replace(schedule, modes=modes, document_modes=())
     (mask,) = plan.masks
     alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
     covered = None if alongside is None else intervals(alongside)
@@ -55,3 +56,18 @@ def listed(plan: KernelPlan) -> KernelPlan:
         plan, schedule=schedule, masks=(replace(mask, intervals=covered),), documents=True,
         reasons=(*reasons, partial, REASON),
     )  # fmt: skip
+
+
+def listed_beside(plan: KernelPlan) -> KernelPlan:
+    """Likewise of a further plan: tiles of keys begin with documents in small tiles of the forward
+    pass alone; backward passes have a mode in which they may."""
+    if (plan.form, plan.direction) == (SMALL, Direction.forward):
+        return listed(plan)
+    return _with_modes(plan)
+
+
+def _with_modes(plan: KernelPlan) -> KernelPlan:
+    """Return the plan with the modes that masks of documents alone have."""
+    schedule = plan.schedule
+    modes = *schedule.modes, *schedule.document_modes
+    return replace(plan, schedule=replace(schedule, modes=modes, document_modes=()))

@@ -17,7 +17,15 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import BY_QUERIES, DETERMINISTIC, PACK_GQA, Bundle, SourceUnit
+from maskc.core.bundle import (
+    BY_QUERIES,
+    DEFAULT,
+    DETERMINISTIC,
+    DOCUMENT_ROWS,
+    PACK_GQA,
+    Bundle,
+    SourceUnit,
+)
 from maskc.core.forks import new_lock
 from maskc.core.forms import DOCUMENTS
 from maskc.core.layout import MAX_TILES
@@ -114,8 +122,10 @@ class DataLists:
         placed = unit.work is None or mode == DETERMINISTIC
         ptr = np.atleast_2d(dict(kept.parts)["row_ptr"])
         band = None
-        forward = wanted.direction is Direction.forward
-        if unit.by_documents and forward and Feature.entmax not in wanted.features:
+        by_rows = unit.by_documents or (
+            mode == DEFAULT and DOCUMENT_ROWS in dict(unit.modes) and not place.accumulates
+        )
+        if by_rows and Feature.entmax not in wanted.features:
             band = _band(bundle, place.sizes, bound.params)
         making = Making(
             unit=unit, sizes=place.sizes, given=given, readings=self._readings,
@@ -200,11 +210,14 @@ class DataLists:
         """
         built, index, unit, mode = self._built, wanted.device[1], program.unit, program.mode
         batches, heads = making.extents
+        rows = making.tiles[0] if making.backward and making.by_lengths else 0
+        if rows:
+            mode = DOCUMENT_ROWS
         work = None
         if unit.work is not None:
             parts = making.items if making.cutting.least else making.shared
             work = unknown_work(making.items, making.shared, parts)
-        tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
+        tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0, rows=rows)
         kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
         plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         prepared = kernel.prepare(plan)

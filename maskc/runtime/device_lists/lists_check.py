@@ -101,35 +101,75 @@ class ListsCheck:
                 self._check_items(side, ptr, items.astype(np.int64))
 
     def _check_rows(self, bound: Bound, part: Callable[..., np.ndarray]) -> None:
-        """Check lists whose tile rows begin with documents, which the host's do not: against the
-        mask, pair by pair."""
-        making, (rows, _), sizes = self.making, self.making.tiles, self.making.sizes
-        ptr = part("row_ptr", making.lists, rows + 1).astype(np.int64)
-        self._check_ptr(0, ptr)
-        words = part("row_tiles", making.lists * making.capacity)
-        stops = part(ARRAYS[len(making.given.sources)], making.lists, sizes.n_kv)
+        """Check lists whose lines begin with documents, which the host's do not: against the mask,
+        pair by pair. In a backward pass lines are tile columns."""
+        making, sizes = self.making, self.making.sizes
+        side, line = int(making.backward), _LINES[making.backward]
+        lines, n = making.tiles[side], (sizes.n_q, sizes.n_kv)[side]
+        ptr = part(f"{line}_ptr", making.lists, lines + 1).astype(np.int64)
+        self._check_ptr(side, ptr)
+        words = part(f"{line}_tiles", making.lists * making.capacity)
         items = part("work", making.items, len(WORK_FIELDS)).astype(np.int64)
-        used = items[items[:, 0] != _UNUSED]
-        bounds = np.zeros((making.lists, rows, 2), np.int64)
-        batch = used[:, 1] // sizes.heads_q
-        bounds[batch if making.lists > 1 else 0 * batch, used[:, 0]] = used[:, 4:6]
-        self._check_items(0, ptr, items, bounds[..., 1] > 0)
+        used = items[:, 0] != _UNUSED
+        number = items[:, 1] // sizes.heads_q if making.lists > 1 else 0 * items[:, 1]
+        if side:
+            words, stops = self._of_queries(part, ptr, words, items, used, number)
+            begin = items[:, 0].copy()
+            for which in range(making.lists):
+                of_list = used & (number == which)
+                items[of_list, 0] = np.unique(begin[of_list], return_inverse=True)[1]
+        else:
+            stops = part(ARRAYS[len(making.given.sources)], making.lists, sizes.n_kv)
+            begin = items[:, 4]
+        bounds = np.zeros((making.lists, lines, 2), np.int64)
+        bounds[number[used], items[used, 0]] = np.stack([begin, items[:, 5]], 1)[used]
+        self._check_items(side, ptr, items, bounds[..., 1] > 0)
         recipe = LayoutRecipe(making.unit.tile, self.bundle.variants[0].keep, None)
         env = {**E.params(recipe.keep), **bound.params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-        for number, of_list in enumerate(bounds):
-            begin, end = of_list[of_list[:, 1] > 0].T
-            if not np.array_equal(np.append(begin, sizes.n_q), np.append(0, end)):
-                finding = f"tile rows begin at {begin.tolist()} and end at {end.tolist()}"
-                raise WrongDeviceLists(self._where(number), finding, "one follows another")
-            lists = DocumentTileLists(ptr[number], words, stops[number])
-            data = sequence_arrays(recipe, bound.arrays, number, 0)
+        size = making.unit.tile.q if side else making.unit.tile.k
+        for number_of_list, of_list in enumerate(bounds):
+            first, end = of_list[of_list[:, 1] > 0].T
+            where = self._where(number_of_list)
+            if not np.array_equal(np.append(first, n), np.append(0, end)):
+                what = f"tile {_NAMES[side]}s begin at {first.tolist()} and end at {end.tolist()}"
+                raise WrongDeviceLists(where, what, "one follows another")
+            lists = DocumentTileLists(ptr[number_of_list], words, stops[number_of_list])
+            data = sequence_arrays(recipe, bound.arrays, number_of_list, 0)
             try:
-                check_rows(
-                    of_list.tolist(), lists, making.unit.tile.k, recipe.keep, {**env, **data}
-                )
+                check_rows(of_list.tolist(), lists, size, recipe.keep, {**env, **data}, bool(side))
             except CheckFailed as error:
-                place = f"{self._where(number)}, {error}"
-                raise WrongDeviceLists(place, "the device's tiles", "one tile") from error
+                raise WrongDeviceLists(
+                    f"{where}, {error}", "the device's tiles", "one tile"
+                ) from error
+
+    def _of_queries(
+        self, part: Callable[..., np.ndarray], ptr: np.ndarray, words: np.ndarray,
+        items: np.ndarray, used: np.ndarray, number: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Return the words of columns with the first query of a tile row in place of its number,
+        and where these rows end, by their first query: [lists, n_q].
+
+        Args:
+            part: reads a part of the lists' memory.
+            ptr, words: of columns.
+            items: all items; `used`: which some block computes; `number`: of their lists.
+        """
+        making, n = self.making, self.making.sizes.n_q
+        begins = part("row_ptr", making.lists, making.tiles[0] + 1).astype(np.int64)
+        stops, words = np.zeros((making.lists, n), np.int64), words.astype(np.int64)
+        rows = words >> 1
+        for which, (of_list, begin) in enumerate(zip(ptr, begins, strict=True)):
+            real = begin[:-1] < begin[1:]
+            stops[which, begin[:-1][real]] = begin[1:][real]
+            mine = slice(of_list[0], of_list[-1])
+            words[mine] = 2 * begin[rows[mine]] + (words[mine] & 1)
+        some = np.flatnonzero(used & (items[:, 3] > 0))
+        row = rows[items[some, 2]]
+        first, by_item = begins[number[some], row], row * making.unit.tile.q + items[some, 4]
+        for at in np.flatnonzero(first != by_item)[:1]:
+            place = f"{self._where(int(number[some[at]]))}, tile row {row[at]}"
+            raise WrongDeviceLists(place, f"query {by_item[at]} is its first", f"query {first[at]}")
+        return words, stops
 
     def _across(self, side: int) -> int:
         """Numbers that a tile of a line can have: tiles, or first keys of documents."""

@@ -41,6 +41,12 @@ from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 _READING_BLOCKS = 512
 """Blocks that read data, about, from which on they read several tiles each."""
 
+_MEAN_TILES = 4
+"""Tiles of queries that documents must have in the mean, so that the tile columns of a backward
+pass begin with them. Every document has tiles of dq of its own. With 1.1 and 2.2 tiles this took 30
+and 10 % more time than columns one after another, with 4.7 and more 3 to 11 % less (bf16,
+benchmarks/results/backward-rows-trial-h200.json)."""
+
 _LINES = 128
 """Lines, for each turn of a warp through a line's candidates, from which on it finds the tiles of a
 line. A block takes less time, but not all blocks run at once."""
@@ -80,8 +86,10 @@ class Making:
         """Tiles for which a list has room."""
         rows, columns = self.tiles
         if self.by_lengths:
-            longest = columns if self.longest is None else -(-self.longest // self.unit.tile.k)
-            return rows * min(columns, longest)
+            tile, sizes = self.unit.tile, self.sizes
+            size, n = (tile.q, sizes.n_q) if self.backward else (tile.k, sizes.n_kv)
+            longest = n if self.longest is None else min(n, self.longest)
+            return self.tiles[self.backward] * -(-longest // size)
         return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
     @property
@@ -103,17 +111,24 @@ class Making:
     @cached_property
     def by_lengths(self) -> bool:
         """Whether cumulative lengths alone decide the lists: queries see a band of their document,
-        and a block has room for all lengths and tile rows. Tile rows then begin with documents."""
+        and a block has room for all lengths and lines. Tile rows then begin with documents, and
+        tile columns as well in a backward pass, see _MEAN_TILES."""
         if self.band is None:
             return False
         of_q, of_k = (self._source(side) for side in (0, 1))
         if of_q.rule != CUMULATIVE or of_k.rule != CUMULATIVE:
             return False
-        lists, (rows, columns) = self.lists, self._document_tiles
+        lists, tile, sizes = self.lists, self.unit.tile, self.sizes
+        most, documents = most_runs(-(-sizes.n_kv // tile.k)), of_k.ends - 1
+        if self.backward:
+            most, documents = sizes.n_q // tile.q // _MEAN_TILES, max(documents, of_q.ends - 1)
+        else:
+            documents += 1  # the tokens behind them
         return (
-            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS and lists * rows <= MOST_ROWS
-            and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
-            and max(self.sizes.n_q, self.sizes.n_kv) <= MOST_TOKENS
+            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS
+            and lists * self._document_tiles[self.backward] <= MOST_ROWS
+            and lists <= MOST_LISTS and documents <= most
+            and max(sizes.n_q, sizes.n_kv) <= MOST_TOKENS
         )  # fmt: skip
 
     @property
@@ -135,11 +150,14 @@ class Making:
 
     @property
     def _document_tiles(self) -> tuple[int, int]:
-        """Tile rows that begin with documents, at most, in groups of four, which a thread compares
-        at once; tile columns."""
+        """Tile rows that begin with documents, at most, and tile columns, which do so in a backward
+        pass. A thread compares four lines at once, so these are in groups of four."""
         tile, sizes = self.unit.tile, self.sizes
         rows = (sizes.n_q + self._source(0).ends * (tile.q - 1)) // tile.q
-        return -(-rows // 4) * 4, -(-sizes.n_kv // tile.k)
+        if not self.backward:
+            return -(-rows // 4) * 4, -(-sizes.n_kv // tile.k)
+        columns = (sizes.n_kv + self._source(1).ends * (tile.k - 1)) // tile.k
+        return rows, -(-columns // 4) * 4
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -304,6 +322,8 @@ class Making:
                     f"{line}_ptr": lists * (self.tiles[side] + 1),
                     f"{line}_tiles": lists * self.capacity,
                 }
+        if self.by_lengths and self.backward:
+            counts["row_ptr"] = lists * (self.tiles[0] + 1)  # the first queries of rows
         if self.doubtful:
             counts["verdict"] = 1
         if not self.placed:
@@ -348,7 +368,8 @@ class Making:
         block.group_owners, block.group_lists = self.groups
         block.wide, block.most_runs = self.wide, most_runs(self.tiles[1])
         if self.band is not None:
-            block.band[:] = self.band
+            low, high = self.band
+            block.band[:] = (1 - high, 1 - low) if self.backward else self.band
         block.counters = self.counters
         if (cutting := self.cutting).least:
             block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed

@@ -2,22 +2,28 @@
 // do, as tiles of keys do. The keys of a row are a band of its document, so every block can count
 // the tiles of all rows, and no block waits for another one. A tile row is a line, which a warp
 // writes; a list has room for more. Blocks have more threads than those of make_lists.cuh, so that
-// a thread counts few lines.
+// a thread counts few lines. In a backward pass queries and keys change places: lines are tile
+// columns, tiles are numbered tile rows, and `p.band` has the queries that a key sees.
 // Needs: block_before.cuh, entries.cuh, list_items.cuh, reading_at, OF_Q and OF_K, STOPS. Gives:
 // lists_of_lengths.
 
 constexpr i32 TILES_BITS = 20;  // tiles of a line need as many
+constexpr i32 FAR = 1 << 30;    // more tokens than there are
 
 // What a block keeps in shared memory.
 struct Counted {
     int4 keys[MOST_ROWS / 4];     // of each line: larger ones have their items earlier
-    i32 ends[MOST_LENGTHS];       // cumulative lengths: of queries, then of keys
-    i32 before[MOST_LENGTHS + 1]; // tile rows before each document of queries, of all lists
+    i32 ends[MOST_LENGTHS];       // cumulative lengths: of the lines' side, then of the other one
+    i32 before[MOST_LENGTHS + 1]; // lines before each document of all lists; backward: then tile
+                                  // rows, from the number of all lines
     unsigned short document[MOST_ROWS]; // of each line, among those of all lists
 };
 FN i32 *keys_of(struct Counted &all) { return (i32 *)all.keys; }
 FN const i32 *keys_of(const struct Counted &all) { return (const i32 *)all.keys; }
 
+// The side that lines have, 0: queries, and the other one.
+FN i32 own_side(const struct Lists &p) { return p.work_side; }
+FN i32 other_side(const struct Lists &p) { return 1 - p.work_side; }
 // The cumulative lengths of a side.
 FN i32 slot_of(i32 side) { return reading_at(side ? OF_K : OF_Q).slot; }
 // Loads one of them. Returns the tokens up to the next one; sets `wrong` if it is.
@@ -62,75 +68,85 @@ FN struct Document document_at(const i32 *ends, i32 count, i32 number, i32 n) {
     return {ends[number], number + 1 < count ? ends[number + 1] : n};
 }
 
-// Loads all cumulative lengths, and counts the tile rows before each document. Returns whether any
-// length is wrong; no document has rows then.
-FN bool count_rows(const struct Lists &p, struct Counted &all, const TileTokens &rows) {
+// Loads all cumulative lengths, and counts the lines before each document; in a backward pass, the
+// tile rows as well. Returns whether any length is wrong; no document has lines then.
+FN bool count_rows(const struct Lists &p, struct Counted &all, const TileTokens &own,
+                   const TileTokens &other) {
     constexpr i32 WARPS = THREADS / 32;
     __shared__ i32 part[WARPS];
-    const i32 ends = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)], documents = p.lists * ends;
+    const i32 side = own_side(p), across = other_side(p);
+    const i32 ends = p.ends[slot_of(side)], ends_across = p.ends[slot_of(across)];
+    const i32 documents = p.lists * ends, lengths = documents + p.lists * ends_across;
+    const i32 counted = side ? lengths : documents;
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     bool wrong = false;
 #pragma unroll 1  // the last warps first, so that others wait for the lengths of queries meanwhile
-    for (i32 i = THREADS - 1 - (i32)threadIdx.x; i < p.lists * ends_k; i += THREADS) {
-        const i32 list = p.lists > 1 ? i / ends_k : 0;
-        load_end(p, 1, list, i - list * ends_k, all.ends[documents + i], wrong);
+    for (i32 i = counted + THREADS - 1 - (i32)threadIdx.x; i < lengths; i += THREADS) {
+        const i32 list = p.lists > 1 ? (i - documents) / ends_across : 0;
+        load_end(p, across, list, i - documents - list * ends_across, all.ends[i], wrong);
     }
     i32 before = 0;
 #pragma unroll 1
-    for (i32 base = 0; base < documents; base += THREADS) {
-        const i32 i = base + threadIdx.x, list = p.lists > 1 ? i / ends : 0;
+    for (i32 base = 0; base < counted; base += THREADS) {
+        const i32 i = base + threadIdx.x, of = i < documents ? i : i - documents;
+        const i32 count = i < documents ? ends : ends_across;
+        const i32 list = p.lists > 1 ? of / count : 0, number = of - list * count;
         i32 lines = 0;
         if (i < documents)
-            lines = rows.up(load_end(p, 0, list, i - list * ends, all.ends[i], wrong));
+            lines = own.up(load_end(p, side, list, number, all.ends[i], wrong));
+        else if (i < counted)
+            lines = other.up(load_end(p, across, list, number, all.ends[i], wrong));
         const i32 until = warp_until(lines);
         if (base) __syncthreads();  // all have read `part`
         if (lane == 31) part[warp] = until;
         __syncthreads();
-        const i32 other = lane < WARPS ? part[lane] : 0;
-        const i32 earlier = warp_sum(lane < warp ? other : 0);
-        if (i < documents) all.before[i] = before + earlier + until - lines;
-        before += warp_sum(other);
+        const i32 others = lane < WARPS ? part[lane] : 0;
+        const i32 earlier = warp_sum(lane < warp ? others : 0);
+        if (i < counted) all.before[i] = before + earlier + until - lines;
+        before += warp_sum(others);
     }
-    if (threadIdx.x == 0) all.before[documents] = before;
+    if (threadIdx.x == 0) all.before[counted] = before;
     wrong = __syncthreads_or(wrong);
     if (!wrong) return false;
-    for (i32 i = threadIdx.x; i <= documents; i += THREADS) all.before[i] = 0;
+    for (i32 i = threadIdx.x; i <= counted; i += THREADS) all.before[i] = 0;
     __syncthreads();
     return true;
 }
 
-// The queries of a document, and the keys that they see.
+// The tokens of a document that lines have, and those that they see.
 struct Matched {
-    struct Document q, k;
+    struct Document own, other;
 };
 // `number`: of the document in all lists.
 FN struct Matched matched_at(const struct Lists &p, const struct Counted &all, i32 list,
                              i32 number) {
-    const i32 ends_q = p.ends[slot_of(0)], ends_k = p.ends[slot_of(1)];
-    const i32 own = number - list * ends_q;
-    const i32 *const of_k = all.ends + p.lists * ends_q + list * ends_k;
-    const struct Document q = document_at(all.ends + list * ends_q, ends_q, own, p.n[0]);
-    if (own + 1 >= min_i32(ends_q, ends_k)) return {q, {0, 0}};
-    return {q, {of_k[own], of_k[own + 1]}};
+    const i32 side = own_side(p), across = other_side(p);
+    const i32 ends = p.ends[slot_of(side)], ends_across = p.ends[slot_of(across)];
+    const i32 place = number - list * ends;
+    const i32 *const of_other = all.ends + p.lists * ends + list * ends_across;
+    const struct Document own = document_at(all.ends + list * ends, ends, place, p.n[side]);
+    if (place + 1 >= min_i32(ends, ends_across)) return {own, {0, 0}};
+    return {own, {of_other[place], of_other[place + 1]}};
 }
-// A tile row, and its tiles of keys.
+// A line, and its tiles.
 struct DocumentRow {
-    i32 first, end;  // queries
-    i32 key, count;  // the first tile's first key, and the tiles
+    i32 first, end;     // tokens
+    i32 tiles, count;   // the first tile among those of the document, and their number
 };
 FN struct DocumentRow row_at(const struct Lists &p, const struct Matched &at, i32 first,
-                             const TileTokens &keys) {
-    const i32 end = min_i32(first + p.tile[0], at.q.end);
-    const i32 low = max_i32(first + p.band[0], at.k.begin) - at.k.begin;
-    const i32 high = min_i32(end - 1 + p.band[1], at.k.end) - at.k.begin;
-    const i32 tiles = keys.down(low), count = low < high ? keys.up(high) - tiles : 0;
-    return {first, end, at.k.begin + tiles * (i32)keys.by, count};
+                             const TileTokens &other) {
+    const i32 end = min_i32(first + p.tile[own_side(p)], at.own.end);
+    const i32 low = max_i32(first + p.band[0], at.other.begin) - at.other.begin;
+    const i32 high = min_i32(end - 1 + p.band[1], at.other.end) - at.other.begin;
+    const i32 tiles = other.down(low), count = low < high ? other.up(high) - tiles : 0;
+    return {first, end, tiles, count};
 }
 
 // Gives every line its key; every thread takes some consecutive lines. Groups of lists that share
 // the cache follow one another; within a group, lines with more tiles come first.
-FN void count_lines(const struct Lists &p, struct Counted &all, const TileTokens &keys) {
-    const i32 ends = p.ends[slot_of(0)], documents = p.lists * ends;
+FN void count_lines(const struct Lists &p, struct Counted &all, const TileTokens &other) {
+    const i32 side = own_side(p), size = p.tile[side];
+    const i32 ends = p.ends[slot_of(side)], documents = p.lists * ends;
     const i32 lines = all.before[documents], share = (lines + THREADS - 1) / THREADS;
     const i32 start = threadIdx.x * share, stop = min_i32(start + share, lines);
     if (start >= stop) return;
@@ -142,12 +158,12 @@ FN void count_lines(const struct Lists &p, struct Counted &all, const TileTokens
         const i32 before = all.before[number], next = min_i32(all.before[number + 1], stop);
         if (line >= next) continue;
         const struct Matched at = matched_at(p, all, list, number);
-        const i32 place = list * p.tile_count[0] - all.before[list * ends];
+        const i32 place = list * p.tile_count[side] - all.before[list * ends];
         const i32 groups_on = p.lists > p.group_lists ? p.lists - list / p.group_lists : 1;
-        i32 first = at.q.begin + (line - before) * p.tile[0];
+        i32 first = at.own.begin + (line - before) * size;
 #pragma unroll 1
-        for (; line < next; line++, first += p.tile[0]) {
-            const i32 count = row_at(p, at, first, keys).count;
+        for (; line < next; line++, first += size) {
+            const i32 count = row_at(p, at, first, other).count;
             keys_of(all)[place + line] = count ? groups_on << TILES_BITS | count : 0;
             all.document[place + line] = number;
         }
@@ -163,7 +179,7 @@ struct Rank {
 FN struct Rank rank_of(const struct Lists &p, const struct Counted &all, i32 list, i32 place) {
     const i32 *const keys = keys_of(all);
     const i32 own = keys[place], lane = threadIdx.x % 32;
-    const i32 rows = p.tile_count[0], lines = p.lists * rows, four = place / 4 * 4;
+    const i32 rows = p.tile_count[own_side(p)], lines = p.lists * rows, four = place / 4 * 4;
     const i32 group = own >> TILES_BITS << TILES_BITS, earlier = group + (1 << TILES_BITS);
     const bool split = p.group_owners < p.owners;  // otherwise the order of lines is that of items
     i32 tiles = 0, before = 0, groups = 0, behind = 0;
@@ -191,9 +207,11 @@ FN struct Rank rank_of(const struct Lists &p, const struct Counted &all, i32 lis
 }
 
 // Writes the items of a line, one per owner, in the order of write_ranked in list_items.cuh.
-// `number`: of the line, or NO_ROW if it does not exist. `wrong`: the pass writes NaN.
-FN void write_row_items(const struct Lists &p, i32 list, i32 number, const struct DocumentRow &row,
-                        i32 first, const struct Rank &rank, bool wrong) {
+// `name`: of the line, or NO_ROW if it does not exist. `place`: of its tokens, see WORK_FIELDS in
+// maskc/core/abi.py. `wrong`: the pass writes NaN.
+FN void write_row_items(const struct Lists &p, i32 list, i32 name, i32 place,
+                        const struct DocumentRow &row, i32 first, const struct Rank &rank,
+                        bool wrong) {
 #pragma unroll 1
     for (i32 owner = threadIdx.x % 32; owner < p.owners; owner += 32) {
         i32 index = p.owners * rank.lines_before + owner;
@@ -204,19 +222,40 @@ FN void write_row_items(const struct Lists &p, i32 list, i32 number, const struc
                     (rank.lines_before - rank.group) * width + owner - begin;
         }
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
-        to[0] = make_int4(number, (list * p.owners + owner) * p.owner_heads, first, row.count);
-        to[1] = make_int4(row.first, row.end, p.item_heads, wrong ? -1 : 0);
+        to[0] = make_int4(name, (list * p.owners + owner) * p.owner_heads, first, row.count);
+        to[1] = make_int4(place, row.end, p.item_heads, wrong ? -1 : 0);
     }
 }
 
-// Writes the words of a line.
-FN void write_words(const struct Lists &p, const struct DocumentRow &row, i32 key_end, i32 *to) {
-    const i32 size = p.tile[1];
-    // Keys that all queries see: from the last one's first key to the first one's last
-    const i32 low = row.end - 1 + p.band[0], high = min_i32(row.first + p.band[1], key_end);
+// Writes the words of a line. `word`, `step`: of its first tile, and from one tile to the next.
+// `other`: the tokens of its document that it could see.
+FN void write_words(const struct Lists &p, const struct DocumentRow &row,
+                    const struct Document &other, i32 word, i32 step, i32 *to) {
+    const i32 size = p.tile[other_side(p)];
+    // Tokens that all of the line see: from the last one's first to the first one's last. Those of
+    // a tile row past its end weigh nothing in a backward pass
+    const i32 end = own_side(p) ? FAR : other.end;
+    const i32 low = row.end - 1 + p.band[0], high = min_i32(row.first + p.band[1], end);
     for (i32 i = threadIdx.x % 32; i < row.count; i += 32) {
-        const i32 key = row.key + i * size;
-        to[i] = 2 * key + (low <= key && key + size <= high);
+        const i32 token = other.begin + (row.tiles + i) * size;
+        to[i] = 2 * (word + i * step) + (low <= token && token + size <= high);
+    }
+}
+
+// Writes the first query of each tile row, complemented if lengths are wrong.
+FN void write_begins(const struct Lists &p, i32 block, const struct Counted &all, bool wrong) {
+    const i32 across = other_side(p), ends = p.ends[slot_of(across)], size = p.tile[across];
+    const i32 rows = p.tile_count[across] + 1, start = p.lists * p.ends[slot_of(own_side(p))];
+#pragma unroll 1
+    for (i32 i = block * THREADS + (i32)threadIdx.x; i < p.lists * rows;
+         i += p.line_blocks * THREADS) {
+        const i32 list = p.lists > 1 ? i / rows : 0, row = i - list * rows;
+        const i32 *const before = all.before + start + list * ends;
+        const i32 number = entries_up_to(before, ends, before[0] + row) - 1;
+        const struct Document at =
+            document_at(all.ends + start + list * ends, ends, number, p.n[across]);
+        const i32 first = at.begin + (before[0] + row - before[number]) * size;
+        p.ptr[across][i] = wrong ? ~min_i32(row * size, p.n[across]) : min_i32(first, at.end);
     }
 }
 
@@ -235,32 +274,41 @@ FN void write_documents(const struct Lists &p, i32 block, i32 *ends) {
     const struct Document document = document_at(ends, count, number, n);
     p.array[own.slot][batch * p.array_batch[own.slot] + token] =
         number + 1 < count ? number : NO_QUERY + own.side;
-    if (!own.side || (token - document.begin) % p.tile[1]) return;
+    if (!own.side || !p.array[STOPS] || (token - document.begin) % p.tile[1]) return;
     for (i32 list = batch; list < p.lists; list += p.batches[own.slot])
         p.array[STOPS][list * p.array_batch[STOPS] + token] = document.end;
 }
-// Writes the lines of a block, one for each warp. If lengths are wrong, lines have all queries and
+// Writes the lines of a block, one for each warp. If lengths are wrong, lines have all tokens and
 // no tiles.
 FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Counted &all,
-                    const TileTokens &keys, bool wrong) {
-    const i32 ends = p.ends[slot_of(0)], rows = p.tile_count[0], tile = place - list * rows;
+                    const TileTokens &other, bool wrong) {
+    const i32 side = own_side(p), across = other_side(p), size = p.tile[side];
+    const i32 ends = p.ends[slot_of(side)], rows = p.tile_count[side], tile = place - list * rows;
     const i32 line = all.before[list * ends] + tile;
-    i32 number = NO_ROW, key_end = 0;
+    i32 name = NO_ROW, word = 0, step = p.tile[1], shift = 0;
     struct DocumentRow row = {};
+    struct Matched at = {};
     if (line < all.before[(list + 1) * ends]) {
         const i32 document = all.document[place];
-        const struct Matched at = matched_at(p, all, list, document);
-        row = row_at(p, at, at.q.begin + (line - all.before[document]) * p.tile[0], keys);
-        number = tile, key_end = at.k.end;
-    } else if (wrong && tile * p.tile[0] < p.n[0]) {
-        number = tile, row.first = tile * p.tile[0];
-        row.end = min_i32(row.first + p.tile[0], p.n[0]);
+        at = matched_at(p, all, list, document);
+        row = row_at(p, at, at.own.begin + (line - all.before[document]) * size, other);
+        name = tile, word = at.other.begin + row.tiles * step;
+        if (side && row.count) {
+            const i32 *const before =
+                all.before + p.lists * ends + list * p.ends[slot_of(across)];
+            const i32 number = before[document - list * ends] - before[0];
+            word = number + row.tiles, shift = at.other.begin - number * p.tile[across];
+        }
+    } else if (wrong && tile * size < p.n[side]) {
+        name = tile, row.first = tile * size;
+        row.end = min_i32(row.first + size, p.n[side]);
     }
+    if (side && name != NO_ROW) name = row.first;
     const struct Rank rank = rank_of(p, all, list, place);
-    const i32 first = list * p.room[0] + rank.tiles_before;
-    write_words(p, row, key_end, p.tiles[0] + first);
-    write_row_items(p, list, number, row, first, rank, wrong);
-    i32 *const ptr = p.ptr[0] + list * (rows + 1) + tile;
+    const i32 first = list * p.room[side] + rank.tiles_before;
+    write_words(p, row, at.other, word, side ? 1 : step, p.tiles[side] + first);
+    write_row_items(p, list, name, side ? shift : row.first, row, first, rank, wrong);
+    i32 *const ptr = p.ptr[side] + list * (rows + 1) + tile;
     if (threadIdx.x % 32 == 0) {
         ptr[0] = first;
         if (tile + 1 == rows) ptr[1] = first + row.count;
@@ -270,21 +318,23 @@ FN void write_lines(const struct Lists &p, i32 place, i32 list, const struct Cou
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 lists_of_lengths(const __grid_constant__ struct Lists p) {
     __shared__ struct Counted all;
-    const i32 block = (i32)blockIdx.x - p.reading_blocks, lines = p.lists * p.tile_count[0];
+    const i32 side = own_side(p), lines = p.lists * p.tile_count[side];
+    const i32 block = (i32)blockIdx.x - p.reading_blocks;
     const i32 place = (block * THREADS + (i32)threadIdx.x) / 32;
-    const i32 list = p.lists > 1 ? place / p.tile_count[0] : 0;
-    const TileTokens tokens(p.tile[0]), keys(p.tile[1]);
+    const i32 list = p.lists > 1 ? place / p.tile_count[side] : 0;
+    const TileTokens own(p.tile[side]), other(p.tile[other_side(p)]);
 #pragma unroll 1
     for (i32 i = threadIdx.x; i < lines / 4; i += THREADS) all.keys[i] = make_int4(0, 0, 0, 0);
     wait_for_launches();
     bool wrong = false;
-    if (block >= 0 || blockIdx.x == 0) wrong = count_rows(p, all, tokens);
+    if (block >= 0 || blockIdx.x == 0) wrong = count_rows(p, all, own, other);
     if (block < 0) {
         if (blockIdx.x == 0) clear_words(p);
         if (blockIdx.x == 0 && threadIdx.x == 0) tell_verdict(p, wrong);  // done before others
         return write_documents(p, blockIdx.x, all.ends);
     }
-    count_lines(p, all, keys);
+    if (side) write_begins(p, block, all, wrong);
+    count_lines(p, all, other);
     __syncthreads();
-    if (place < lines) write_lines(p, place, list, all, keys, wrong);
+    if (place < lines) write_lines(p, place, list, all, other, wrong);
 }

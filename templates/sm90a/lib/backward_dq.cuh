@@ -164,16 +164,14 @@ FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring
 #endif
 }
 
-#if EXCLUSIVE_DQ || SEPARATE_DQ
-// Packs a thread's columns of one row of two pieces of dq. Neighboring threads exchange halves, so
-// that four threads write 32 contiguous bytes of piece thread % 2.
+// Packs a thread's columns of one row of two pieces of a gradient. Neighboring threads exchange
+// halves, so that four threads write 32 contiguous bytes of piece thread % 2.
 FN uint2 traded_halves(const float *x, const float *y, float scale) {
     const bool odd = threadIdx.x % 2;
     const u32 low = pack(x[0] * scale, x[1] * scale), high = pack(y[0] * scale, y[1] * scale);
     const u32 theirs = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
     return make_uint2(odd ? theirs : low, odd ? high : theirs);
 }
-#endif
 
 #if EXCLUSIVE_DQ
 // Stores a share of a tile of dq, from piece FIRST on, directly in storage precision.

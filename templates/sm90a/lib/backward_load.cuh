@@ -13,35 +13,36 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Po
                  at.batch);
 }
 
-// Loads one query tile with lse and thresholds; load_dout loads dout with delta.
+// Loads one query tile with lse and thresholds; load_dout loads dout with delta. `place`: of its
+// numbers; `first`: its first query.
 FN void load_queries(struct Shared &shared, const struct Source &source, const TensorMap &map,
-                     u32 at, i32 first) {
+                     u32 at, i32 place, i32 first) {
     u64 &full = shared.q_full[at];
 #if FOLDED
     arrive_expecting(full, Q_BYTES + PIECE_BYTES);
-    load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * first, PIECE_BYTES, full);
+    load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * place, PIECE_BYTES, full);
 #else
     constexpr u32 NUMBERS = 4 * TILE_Q;  // bytes
     arrive_expecting(full, Q_BYTES + (THRESHOLDS ? 3 : 1) * NUMBERS);
-    load_bytes(shared_address(shared.lse[at]), source.lse + first, NUMBERS, full);
+    load_bytes(shared_address(shared.lse[at]), source.lse + place, NUMBERS, full);
 #endif
     load_tile<TILE_Q>(shared.q[at], map, full, query_point(first), source.q);
 #if THRESHOLDS
     // The thresholds of all rows precede lse in the workspace, as many numbers each, so they need
     // no pointer of their own.
     const i64 rows = source.delta - source.lse;
-    load_bytes(shared_address(shared.low[at]), source.lse - 2 * rows + first, NUMBERS, full);
-    load_bytes(shared_address(shared.end[at]), source.lse - rows + first, NUMBERS, full);
+    load_bytes(shared_address(shared.low[at]), source.lse - 2 * rows + place, NUMBERS, full);
+    load_bytes(shared_address(shared.end[at]), source.lse - rows + place, NUMBERS, full);
 #endif
 }
 FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
-                  i32 first) {
+                  i32 place, i32 first) {
     u64 &full = shared.dout_full[dout_at(at)];
 #if FOLDED
     arrive_expecting(full, DOUT_BYTES);
 #else
     arrive_expecting(full, DOUT_BYTES + 4 * TILE_Q);
-    load_bytes(shared_address(shared.delta[at]), source.delta + first, 4 * TILE_Q, full);
+    load_bytes(shared_address(shared.delta[at]), source.delta + place, 4 * TILE_Q, full);
 #endif
     load_tile<TILE_Q, SLABS_V>(shared.dout[dout_at(at)], map, full, query_point(first),
                                source.dout);
@@ -62,14 +63,14 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     source.dout = coordinates(p.dout_stride, at);
     source.lse = w.lse + (FOLDED ? ROW_FLOATS : 1) * first;
     source.delta = w.delta + first;
-    source.tail = (work.tile + 1) * TILE_K > keys_end(p) ? MASKED : 0;
+    source.tail = work.tile * COLUMN_STEP + TILE_K > column_end(p, work) ? MASKED : 0;
 }
 
 FN void load_column(struct Shared &shared, const struct Work &work, const struct Attention &p,
                     const struct Maps &maps) {
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const Point first = key_point(work.tile * TILE_K);
+    const Point first = key_point(work.tile * COLUMN_STEP);
     arrive_expecting(shared.column_full, K_BYTES + V_BYTES);
     load_tile<TILE_K>(shared.k, maps.k, shared.column_full, first, coordinates(p.k_stride, at));
     load_tile<TILE_K, SLABS_V>(shared.v, maps.v, shared.column_full, first,
@@ -87,22 +88,23 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
     find_source(source, p, work, head);
 #pragma unroll 1
     for (i32 i = 0; i < source.list.count; i++) {
-        const i32 word = word_in(p, source.list, i) | source.tail, first = (word & INDEX) * TILE_Q;
+        const i32 word = word_in(p, source.list, i) | source.tail, row = word & INDEX;
+        const i32 first = first_query_of(work, row);
         const u32 at = stage.at();
 #if DETERMINISTIC
-        const struct Turn added = turn_at(p, source.list, i, head, word & INDEX, work.tile);
+        const struct Turn added = turn_at(p, source.list, i, head, row, work.tile);
         wait_asleep(shared.q_free[at], stage.phase() ^ 1);
         shared.turn[at] = added;
         shared.holds = held(added);
 #else
         wait_asleep(shared.q_free[at], stage.phase() ^ 1);
 #endif
-        shared.word[at] = word;
-        shared.head[at] = head;
-        load_queries(shared, source, maps.q, at, first);
+        shared.word[at] = word_of_step(word, first);
+        shared.owner[at] = owner_of_step(p, head, row);
+        load_queries(shared, source, maps.q, at, row * TILE_Q, first);
 #if WITH_PAIR_RING && PAIR_RING
         const struct Place of_pairs = place_of(head, p.heads_q);
-        ask_pairs(p, {first, work.tile * TILE_K, of_pairs.head, of_pairs.batch});
+        ask_pairs(p, {first, work.tile * COLUMN_STEP, of_pairs.head, of_pairs.batch});
 #endif
         if (begins) {
             wait_asleep(shared.column_free, phase);
@@ -110,7 +112,7 @@ FN void load_steps(struct Shared &shared, const struct Work &work, const struct 
             begins = false;
         }
         wait_asleep(shared.dout_free[dout_at(at)], stage.phase_of_dout() ^ 1);
-        load_dout(shared, source, maps.dout, at, first);
+        load_dout(shared, source, maps.dout, at, row * TILE_Q, first);
         stage.next();
     }
 }
@@ -131,6 +133,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         if (!begins) wait_asleep(shared.column_free, phase);
         struct Item &item = shared.item[column.at()];  // with two slots, written ahead of its turn
         find_item(item, p, index);
+        while (item.steps == 0 && unused(item.work)) find_item(item, p, atomicAdd(p.counter, 1));
         if (item.steps <= 0) {
             if (begins) wait_asleep(shared.column_free, phase);
             arrive(shared.column_full);

@@ -88,8 +88,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     const struct Workspace w = workspace(p);
     const i64 row = blockIdx.x;
     const i32 thread = threadIdx.x, lane = thread % LANES;
-    const i32 line = blockIdx.x / p.tile_rows, first = blockIdx.x % p.tile_rows * TILE_Q;
+    const i32 line = blockIdx.x / p.tile_rows;
     const struct Place at = place_of(line, p.heads_q);
+    const struct QueryRange queries = queries_of(p, at, blockIdx.x % p.tile_rows);
 #if ZEROES
     const bool zeroes = row < zeroed_before(p);
 #else
@@ -105,11 +106,11 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     float sink_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < TILE_Q * LANES / PLAIN_THREADS; i++) {
-        const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(first + r);
+        const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(queries.first + r);
         float sum = 0.0f;
-        if (lonely && q < p.n_q && lane < PIECES_QK)  // no other block writes these zero rows
+        if (lonely && q < queries.end && lane < PIECES_QK)  // no other block writes these zero rows
             ((uint4 *)p.dq)[row_offset(p.dq_stride, at, q) / 8 + lane] = make_uint4(0, 0, 0, 0);
-        if (q < p.n_q && lane < PIECES_V) {
+        if (q < queries.end && lane < PIECES_V) {
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
             const uint4 *dout = (const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8;
             if (!WITH_ENTMAX) sum = dot(__ldg(out + lane), __ldg(dout + lane));
@@ -118,13 +119,13 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
         if (lane == 0) {
             const float lse =
-                q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
+                q < queries.end ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
             const bool dead = lse == MINUS_INFINITY;  // no keys, or past the end: all weights are 0
             leave_row(p, row, r, lse, dead ? 0.0f : sum);
 #if THRESHOLDS
             const i64 place = row * TILE_Q + place_in_rows(r);
             int2 there = make_int2(__float_as_int(PLUS_INFINITY), 0);
-            if (q < p.n_q) there = __ldg(thresholds_of(p, lows_of(p), at.batch, at.head) + q);
+            if (q < queries.end) there = __ldg(thresholds_of(p, lows_of(p), at.batch, at.head) + q);
             lows_of(p)[place] = __int_as_float(there.x);
             ends_of(p)[place] = __int_as_float(there.y);
 #endif
@@ -133,7 +134,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #endif
         }
     }
-    if (WITH_SINKS) sink_sum = block_sum(sink_sum);
+    if (WITH_SINKS) sink_sum = block_sum(factor_of(queries, sink_sum));
 #if DETERMINISTIC
     const struct Further further = further_of(p, line, blockIdx.x % p.tile_rows);
     if (thread < further.count) *control_of(p, further.first + thread, TURN) = 0;
@@ -230,8 +231,9 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
                           const __grid_constant__ struct Maps) {
     const struct Workspace w = workspace(p);
     const i64 row = blockIdx.x;
-    const i32 thread = threadIdx.x, first = blockIdx.x % p.tile_rows * TILE_Q;
+    const i32 thread = threadIdx.x;
     const struct Place at = place_of_row(p, blockIdx.x);
+    const struct QueryRange queries = queries_of(p, at, blockIdx.x % p.tile_rows);
     const float *const tile = w.dq + row * TILE_FLOATS;
     struct Sum sum = {tile, tile, 1, TILE_FLOATS};
 #if DETERMINISTIC
@@ -244,11 +246,11 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     for (i32 i = thread; i < TILE_Q * HEAD_DIM / 16; i += PLAIN_THREADS) {
         const i32 share = i >= 32 * DQ_PIECES, j = i - share * 32 * DQ_PIECES;
         const i32 pieces = dq_pieces(share), piece = j % pieces, y = j / pieces;
-        const i32 q = first + dq_query(share) + y / 8 * 16 + y % 8;
+        const i32 q = queries.first + dq_query(share) + y / 8 * 16 + y % 8;
         if (PADDED && dq_column(share, piece) >= 8 * PIECES_QK) continue;
-        store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
-                   dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
-                   p.accumulates);
+        store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), queries.end,
+                   dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4),
+                   factor_of(queries, p.scale), p.accumulates);
     }
 #if HEAD_GRADIENT
     const i32 share = thread / 128;
@@ -256,7 +258,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     float slope = sum.count && share < SHARES ? tile[place] : 0.0f;
     for (i32 part = 1; part < sum.count && share < SHARES; part++)
         slope += sum.more[(part - 1ll) * TILE_FLOATS + place];
-    slope = block_sum(slope);
+    slope = block_sum(factor_of(queries, slope));
     if (thread == 0) w.control[row * TILE_Q + SLOPE_SUM] = slope;
 #endif
 #if HEAD_GRADIENT || WITH_SINKS
@@ -281,7 +283,7 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
     const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / KEY_BLOCKS);
     const struct Place place = place_of(work.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    const i32 first = work.tile * TILE_K;
+    const i32 first = work.tile * COLUMN_STEP;
     const float *const tile = w.keys + (i64)work.first * KEY_TILE_FLOATS;
     const struct Sum sum = {tile, tile + KEY_TILE_FLOATS, work.count, KEY_TILE_FLOATS};
     constexpr i32 STEP = KEY_BLOCKS * PLAIN_THREADS;

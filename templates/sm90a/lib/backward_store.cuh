@@ -33,12 +33,41 @@ FN u32 gradient_place(const struct Shared &shared, const struct Column &column, 
     return shared_address(of_k ? shared.q[last] : shared.dout[dout_at(last)]);
 }
 
+// Stores a warpgroup's share of the keys from `first` to `end` from registers.
+template <int OF_K, int COUNT, int N>
+FN void store_keys(const float (&d)[N], float scale, const struct Place &at,
+                   const struct Attention &p, i32 first, i32 end, i32 group) {
+    const i64 (&stride)[3] = OF_K ? p.dk_stride : p.dv_stride;
+    const i32 thread = threadIdx.x % 128, odd = thread % 2;
+    const i32 key = first + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 *const line = (u32 *)(OF_K ? p.dk : p.dv)
+            + row_offset(stride, at, key + 8 * half) / 2 + thread % 4 / 2 * 2;
+#pragma unroll
+        for (int i = 0; i < N / 4; i += 2) {
+            const float *const x = d + 4 * i + 2 * half;
+            const uint2 both = traded_halves(x, x + 4, scale);
+            const int column = column_of<COUNT>(group, i + odd);
+            if (PADDED && column >= 8 * (OF_K ? PIECES_QK : PIECES_V)) continue;
+            if (key + 8 * half < end) *(uint2 *)(line + column / 2) = both;
+        }
+    }
+}
+
 // dv (OF_K 0) or dk (OF_K 1), in tiles of COUNT slabs; `at` is the head of keys.
 template <int OF_K, int COUNT, int N>
 FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
                        const struct Place &at, const struct Column &column, u32 last,
                        const struct Shared &shared, const struct Attention &p, i32 group) {
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
+    const i32 first_key = column.tile * COLUMN_STEP + key_of(group);
+    if (const i32 end = end_of_keys(p, column.shared);
+        ENDS_INSIDE && first_key + 64 > end && end < p.n_kv) {  // a box has keys of the next column
+        store_keys<OF_K, COUNT>(d, scale, at, p, first_key, end, group);
+        if (!ALONE && OF_K) sync_both();
+        return;
+    }
     const u32 tile = gradient_place(shared, column, last, OF_K, group);
     constexpr int AT_ONCE = ALONE || COUNT < ROOM ? COUNT : ROOM;
 #pragma unroll
@@ -50,7 +79,7 @@ FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
 #pragma unroll
             for (int j = first; j < first + AT_ONCE && j < COUNT; j++) {
                 const u32 from = tile + (j - first) * 64 * SLAB_ROW;
-                const Point key = key_point(column.tile * TILE_K + key_of(group));
+                const Point key = key_point(first_key);
                 if (p.accumulates) add_box(map, from, 64 * j, key, at.head, at.batch);
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }
@@ -68,8 +97,10 @@ FN void store_column(const Gradient &dk, const ValueGradient &dv, const struct C
     sync_both();  // all WGMMAs that read this place have finished
     const struct Place place = place_of(column.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
-    store_gradient<0, SLABS_V>(dv, maps.dv, kept_scale(p), at, column, last, shared, p, group);
-    store_gradient<1, SLABS>(dk, maps.dk, p.scale, at, column, last, shared, p, group);
+    const float of_v = factor_of(column.shared, kept_scale(p));
+    const float of_k = factor_of(column.shared, p.scale);
+    store_gradient<0, SLABS_V>(dv, maps.dv, of_v, at, column, last, shared, p, group);
+    store_gradient<1, SLABS>(dk, maps.dk, of_k, at, column, last, shared, p, group);
 }
 
 // The same for columns that several items share: adds to the column, or stores a share of it.
