@@ -146,8 +146,6 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 #endif
     const struct Batch batch = batch_at(p, line, line_thread(p));
     wait_for(p, READ, p.reading_blocks);
-    if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
-        tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
     const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line, batch);
 #else
@@ -160,6 +158,9 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
     if (threadIdx.x == 0 && live && at.side == p.work_side && p.lists > p.group_lists)
         atomicAdd(of_list(p, at.list) + LIVE, live);
     finish(p, COUNTED);
+    // Now, while no block waits for this one
+    if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
+        tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
     if (p.starts) write_stops(p, at);  // read only by the pass
 #endif

@@ -21,7 +21,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
 #if SEVERAL
     struct Near near = {};  // loaded here, so that only one wait follows
     if (p.starts && own.side && !cumulative)
-        near = entries_near(p, at, {0, first}, {stop, p.n[1]});
+        near = entries_near(p, at);
 #endif
     bool wrong = false;
     struct Ends ends = {};
