@@ -59,6 +59,8 @@ def laid_out(value: object, columns: int = 100, indent: str = "") -> str:
         ((name, content),) = value.items()
         if isinstance(content, (list, dict)):
             return f"{{{json.dumps(name)}: {laid_out(content, columns, indent)}}}"
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+        return f"[{json.dumps(value[0])}, {laid_out(value[1], columns, indent)}]"
     deeper = indent + "  "
     if isinstance(value, list):
         items = [laid_out(item, columns, deeper) for item in value]

@@ -132,7 +132,7 @@ def test_launches_of_backward_passes(machine):
 
 
 def test_launches_of_a_backward_pass_by_lengths(machine):
-    """Its tile rows begin with documents, and there may be one more for each of them."""
+    """Tile rows begin with documents, so that there may be one more for each."""
     mask, arrays = compiled(), given(n=3000)
     backward(mask, *arrays, doc=promise(1000))
     launched = machine.launched()

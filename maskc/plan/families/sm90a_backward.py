@@ -279,9 +279,14 @@ def _schedule(
 
 
 def _document_modes(modes: dict[str, Mode]) -> tuple[tuple[str, Mode], ...]:
-    """The default mode with tile rows and tile columns that begin with documents. Launches for the
-    gradients of tables know rows by their index, so score formulas lack it."""
-    return ((DOCUMENT_ROWS, replace(modes[DEFAULT], macro="DOCUMENT_ROWS")),)
+    """The default mode with tile rows and tile columns that begin with documents. No column is
+    shared, and entmax lacks the mode. Launches for the gradients of tables know rows by their
+    index, so score formulas lack it too."""
+    launches = tuple(
+        launch for launch in modes[DEFAULT].launches
+        if launch.grid is not Grid.keys and launch.feature is not Feature.entmax
+    )  # fmt: skip
+    return ((DOCUMENT_ROWS, Mode(launches, "DOCUMENT_ROWS")),)
 
 
 def _most_shared(modes: tuple[tuple[str, Mode], ...]) -> int:
