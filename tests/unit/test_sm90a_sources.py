@@ -301,8 +301,8 @@ def test_small_tiles(head_dim):
 
 @pytest.mark.parametrize("head_dim", MEDIUM_EACH)
 def test_medium_tiles(head_dim):
-    found = [unit(name, FORWARD, head_dim, form=MEDIUM) for name in ("causal", "bigbird_itc")]
-    gate(jobs(found, NONE) + jobs(found[:1], ALL))
+    units = [unit(name, FORWARD, head_dim, form=MEDIUM) for name in ("causal", "bigbird_itc")]
+    gate(jobs(units, NONE) + jobs(units[:1], ALL))
 
 
 @pytest.mark.matrix
