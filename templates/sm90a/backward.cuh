@@ -267,6 +267,8 @@ constexpr bool EARLY =
 constexpr bool LSE_EARLY =
     EARLY && !BENT && !MASK_HEAVY && (DROPS ? FEW : !THRESHOLDS && !WITH_ENTMAX);
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
+// BY_HALVES: dp, and ds with it, for half of the queries after the other, if registers are short.
+constexpr bool BY_HALVES = WIDE_SUMS && (MASK_HEAVY || !FOLDED) && !DROPS;
 
 #if FOLDED
 FN const float *lse_in(const struct Shared &, u32, i32) { return nullptr; }
@@ -330,6 +332,8 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     drop_pairs(staying, kept.stay);
     store_pairs(shared_address(shared.weights[stage.at()]), staying, group);
 #endif
+    if (BY_HALVES && HEAD_GRADIENT) settle(kept.p);
+    if (BY_HALVES) return;
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     products_wait<0>();
     fence_operand(dp);
@@ -385,6 +389,19 @@ FN void finish_dv(ValueGradient &dv, Pairs &p, struct Shared &shared, u32 at, bo
 }
 #endif
 
+// Computes dp and ds for half of the queries, from FIRST on.
+template <int FIRST>
+FN float gradients_of(const Scores &s, const Kept &kept, Pairs &ds, Rows &delta, const float *rest,
+                      const struct Operands &tiles, u32 at, const struct Attention &p,
+                      const struct Where &where) {
+    float dp[QUERIES / 4];
+    begin_scores<STEPS_V>(dp, tiles.k + TO_V, tiles.q + TO_DOUT + dout_stage(at), tiles, at, true,
+                          FIRST);
+    products_wait<0>();
+    fence_operand(dp);
+    return to_gradients<FIRST>(dp, s, kept, ds, delta, rest, p, where);
+}
+
 // Processes one query tile: adds its contributions to dk, dv and dq. No WGMMA is in flight before
 // or after. `keeps`: do not release the stage to the producer thread; the epilogue still needs it.
 FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
@@ -435,7 +452,14 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     const struct Where where =
         where_of(place_of_row(p, step.row), step, p, make_opaque(column.tile), make_opaque(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
-    const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
+    float slope;
+    if constexpr (BY_HALVES) {
+        wait(shared.dout_full[dout_at(at)], stage.phase_of_dout());
+        gradients_of<0>(s, kept, ds, delta, rest, tiles, at, p, where);
+        slope = gradients_of<QUERIES / 2>(s, kept, ds, delta, rest, tiles, at, p, where);
+    } else {
+        slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
+    }
 #if SEPARATE_DQ
     sync_both();  // after this, no thread reads lse or delta of this step
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + dout_stage(at));

@@ -315,20 +315,22 @@ def _products(
 ) -> tuple[Product, ...]:  # fmt: skip
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
     keys and values, dq (whose columns are `of_dq` and, if not 0, `of_half`)."""
-    scores = Product("multiply_scores", queries)
-    pieces = Product("multiply_pieces", queries, from_registers=True, elements="bf16")
+    wide = not parts and problem.head_dim + problem.head_dim_v > 256
+    sizes = (queries, queries // 2) if wide else (queries,)
+    scores = [Product("multiply_scores", n) for n in sizes]
+    pieces = [Product("multiply_pieces", n, from_registers=True, elements="bf16") for n in sizes]
     if not parts:
         dims = dict.fromkeys((problem.head_dim, problem.head_dim_v))
         return (
-            scores,
-            pieces,
+            *scores,
+            *pieces,
             *(Product("multiply_gradient", n, from_registers=True, b_along_tokens=1) for n in dims),
             Product("multiply_dq", of_dq, b_along_tokens=1),
             *([Product("multiply_dq", of_half, b_along_tokens=1)] if of_half else ()),
         )
     return (
-        scores,
-        pieces,
+        *scores,
+        *pieces,
         *(
             Product("multiply_gradient", n, a_along_tokens=1, b_along_tokens=1)
             for n in dict.fromkeys((*parts, *parts_of_v))

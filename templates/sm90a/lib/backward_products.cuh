@@ -40,8 +40,8 @@ constexpr u32 TWO_ONES = 0x3f803f80;
 #endif
 
 // Issues s = k q^T, or dp^T = v dout^T, along rows of COUNT k-steps.
-template <int COUNT>
-FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
+template <int COUNT, int N>
+FN void begin_scores(float (&s)[N], u64 k, u64 q, bool more = false) {
     fence_operand(s);
     products_begin();
 #pragma unroll
@@ -49,16 +49,17 @@ FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
         multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
     if (!more) products_commit();
 }
-// The same, followed by the k-step that subtracts lse or delta.
-template <int COUNT>
-FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
-                     [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
+// The same for queries from `first` on, followed by the k-step that subtracts lse or delta.
+template <int COUNT, int N>
+FN void begin_scores(float (&s)[N], u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
+                     [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta, u32 first = 0) {
+    q += first * (SLAB_ROW >> 4);
 #if FOLDED
     u32 ones[4] = {};
     ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
     fence_operand(ones);
     begin_scores<COUNT>(s, k, q, true);
-    multiply_pieces(s, ones, tiles.rows + rows_stage(at), true);
+    multiply_pieces(s, ones, tiles.rows + rows_stage(at) + first, true);
     products_commit();
 #else
     begin_scores<COUNT>(s, k, q);

@@ -119,7 +119,8 @@ constexpr bool ADDS_UP = false;
 #endif
 constexpr bool KEEP_U = !(HAS_SLOPE && (CROWDED || HEAD_GRADIENT))
                         && !(QUERIES > 64 && (HAS_SLOPE || WITH_ENTMAX || ADDS_UP))
-                        && !(HEAD_GRADIENT && (WITH_ENTMAX || WIDE_SUMS));
+                        && !(HEAD_GRADIENT && (WITH_ENTMAX || WIDE_SUMS))
+                        && !(WIDE_SUMS && WITH_ENTMAX);
 struct Kept {
     Pairs p;  // without the derivative of the logit
 #if WITH_ENTMAX
@@ -187,6 +188,17 @@ FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attentio
     });
 }
 
+// Has all weights packed before later WGMMAs, which need the registers of scores: ptxas would compute
+// exponentials after them. Weights are never NaN with this bit pattern, and the instruction does
+// nothing.
+FN void settle(const Pairs &p) {
+    u32 all = 0xffffffff;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; i++) all &= p[i];
+    asm volatile("{ .reg .pred q; setp.eq.u32 q, %0, 0xffffffff; @q nanosleep.u32 0; }"
+                 :: "r"(all) : "memory");
+}
+
 // A thread's share of the gradient of its head's slope or sink, from the gradients of logits.
 FN float head_gradient(const Pairs &ds, const struct Where &where) {
     float sum = 0.0f;
@@ -199,8 +211,10 @@ FN float head_gradient(const Pairs &ds, const struct Where &where) {
 }
 
 // Turns dp = dout . v into ds = u (dp - delta). If `rest` is set, delta must still be read from
-// there. Returns the thread's share of the head's own gradient.
-FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
+// there. `dp` has the queries from FIRST on. After the last ones, returns the thread's share of the
+// head's own gradient.
+template <int FIRST = 0, int N>
+FN float to_gradients(float (&dp)[N], const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
                       const float *rest, const struct Attention &p, struct Where where) {
     float share = 0.0f;
 #if WITH_ENTMAX
@@ -212,13 +226,14 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
     const struct PairSums sums = where.sums(p);
 #endif
 #pragma unroll
-    for (int i = 0; i < QUERIES / 8; i++) {
+    for (int i = FIRST / 8; i < FIRST / 8 + N / 4; i++) {
         if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
         const float2 base = pair_of(delta, i);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int at = 4 * i + 2 * r;
-            const float a = dp[at] - base.x, b = dp[at + 1] - base.y;
+            const float *const own = dp + at - FIRST / 2;
+            const float a = own[0] - base.x, b = own[1] - base.y;
             float2 u = unpack(slopes[2 * i + r]);
 #if HAS_SLOPE && !HEAD_GRADIENT && !WITH_ENTMAX
             const float2 slope = kept_slopes(kept.slopes, 2 * i + r);
@@ -226,8 +241,8 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
 #endif
 #if ADDS_PAIRS
             if (!BFLOAT16) {  // in fp16, small numbers would become 0
-                const float2 own = KEEP_U ? make_float2(s[at], s[at + 1]) : u;
-                add_two(sums, 2 * i + r, make_float2(own.x * a, own.y * b), kept.p[2 * i + r]);
+                const float2 u_kept = KEEP_U ? make_float2(s[at], s[at + 1]) : u;
+                add_two(sums, 2 * i + r, make_float2(u_kept.x * a, u_kept.y * b), kept.p[2 * i + r]);
             }
 #endif
             ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
@@ -237,6 +252,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
     if (BFLOAT16 && SEPARATE_DQ) add_pairs(where.sums(p), ds, kept.p);
 #endif
 #if HEAD_GRADIENT
+    if (FIRST / 2 + N < QUERIES / 2) return share;
     fence_operand(ds);  // one after the other, because registers are short
     where.refresh(p);
     share = head_gradient(ds, where);
