@@ -374,7 +374,7 @@ def test_lists_that_blocks_do_not_find_alone(passes):
     more = one | {"y": torch.ones(2, 2111, dtype=torch.bool)}
     assert passes(attn, 1, 2, more, n_kv=2111).entry == "make_lists"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "MOST_QUERIES", 1)
+        patch.setattr(making, "MAX_QUERIES", 1)
         fresh = decoding(0, "few")
         assert passes(fresh, 1, 2, one, n_kv=2111).entry == "make_lists"
 

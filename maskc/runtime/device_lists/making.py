@@ -11,11 +11,11 @@ from typing import Any
 from maskc.core.abi import (
     ALONE_THREADS,
     LIST_THREADS,
-    MOST_LENGTHS,
-    MOST_LISTS,
-    MOST_QUERIES,
-    MOST_ROWS,
-    MOST_TOKENS,
+    MAX_LENGTHS,
+    MAX_LISTS,
+    MAX_QUERIES,
+    MAX_ROWS,
+    MAX_TOKENS,
     READ_TILES,
     STATE_OF_LIST,
     STATE_WORDS,
@@ -25,7 +25,7 @@ from maskc.core.bundle import BY_LENGTHS, BY_QUERIES, DEFAULT, Grid, Launch, Sou
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.layout import (
-    MOST_PARTS,
+    MAX_PARTS,
     PIECES,
     Cutting,
     cutting_of,
@@ -125,10 +125,10 @@ class Making:
         else:
             documents += 1  # the tokens behind them
         return (
-            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS
-            and lists * self._document_tiles[self.backward] <= MOST_ROWS
-            and lists <= MOST_LISTS and documents <= most
-            and max(sizes.n_q, sizes.n_kv) <= MOST_TOKENS
+            lists * (of_q.ends + of_k.ends) <= MAX_LENGTHS
+            and lists * self._document_tiles[self.backward] <= MAX_ROWS
+            and lists <= MAX_LISTS and documents <= most
+            and max(sizes.n_q, sizes.n_kv) <= MAX_TOKENS
         )  # fmt: skip
 
     @property
@@ -136,7 +136,7 @@ class Making:
         """Whether every list has one query, with packed heads, whose keys are one interval of data
         that cannot be wrong, and a block has room for all lists."""
         plain = self.one_interval and not self.by_head and not self.doubtful
-        few = self.sizes.n_q == 1 and self.lists <= MOST_QUERIES
+        few = self.sizes.n_q == 1 and self.lists <= MAX_QUERIES
         return plain and few and self.cutting.least > 0
 
     @property
@@ -373,7 +373,7 @@ class Making:
         block.counters = self.counters
         if (cutting := self.cutting).least:
             block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed
-            block.most_parts, block.pieces[:] = MOST_PARTS, PIECES
+            block.most_parts, block.pieces[:] = MAX_PARTS, PIECES
             block.item_cost, block.part_cost = cutting.item_cost, cutting.part_cost
             block.blocks, block.items = cutting.blocks, self.items
         block.result_words[:] = words_of_results(

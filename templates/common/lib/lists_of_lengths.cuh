@@ -12,11 +12,11 @@ constexpr i32 FAR = 1 << 30;    // more tokens than there are
 
 // What a block keeps in shared memory.
 struct Counted {
-    int4 keys[MOST_ROWS / 4];     // of each line: larger ones have their items earlier
-    i32 ends[MOST_LENGTHS];       // cumulative lengths: of the lines' side, then of the other one
-    i32 before[MOST_LENGTHS + 1]; // lines before each document of all lists; backward: then tile
+    int4 keys[MAX_ROWS / 4];     // of each line: larger ones have their items earlier
+    i32 ends[MAX_LENGTHS];       // cumulative lengths: of the lines' side, then of the other one
+    i32 before[MAX_LENGTHS + 1]; // lines before each document of all lists; backward: then tile
                                   // rows, from the number of all lines
-    unsigned short document[MOST_ROWS]; // of each line, among those of all lists
+    unsigned short document[MAX_ROWS]; // of each line, among those of all lists
 };
 FN i32 *keys_of(struct Counted &all) { return (i32 *)all.keys; }
 FN const i32 *keys_of(const struct Counted &all) { return (const i32 *)all.keys; }

@@ -1,7 +1,7 @@
 // Tile lists and work items of one query for each list, whose keys data bound as an interval. Every
 // block finds the tiles of all lists, so no block waits for another one. A block writes one list, or
 // several if there are more than multiprocessors.
-// Needs: bounds.h, entries.cuh, list_items.cuh, and MOST_QUERIES, load_mask and keys_of_query of
+// Needs: bounds.h, entries.cuh, list_items.cuh, and MAX_QUERIES, load_mask and keys_of_query of
 // the config header. Gives: lists_of_queries.
 
 // The tiles of a list: some consecutive ones.
@@ -43,8 +43,8 @@ FN void write_list(const struct Lists &p, i32 list, const struct Bounds &keys, c
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 lists_of_queries(const __grid_constant__ struct Lists p) {
-    __shared__ i32 counts[MOST_QUERIES];
-    __shared__ struct Bounds keys[MOST_QUERIES];
+    __shared__ i32 counts[MAX_QUERIES];
+    __shared__ struct Bounds keys[MAX_QUERIES];
     wait_for_launches();
     const struct Mask mask = load_mask(p, 0);
 #pragma unroll 1
