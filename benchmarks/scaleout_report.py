@@ -21,7 +21,7 @@ RIVALS = {
 }  # fmt: skip
 """The heads of rivals' columns, by their names in results."""
 
-_MOST_DRAWN = 8.0
+_MAX_DRAWN = 8.0
 """Bars of a mask beyond it would leave no room for the others': it is left out."""
 Row = Mapping[str, Any]
 
@@ -83,7 +83,7 @@ def off(rows: Sequence[Row]) -> str:
 def _fits(row: Row) -> bool:
     times = row["times_ms"]
     return all(
-        _MOST_DRAWN * value > base
+        _MAX_DRAWN * value > base
         for each in times.values() for value, base in zip(each, times["all-gather"], strict=True)
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ _SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Scores that are held at a time."""
 _FAR = -1e3
 """A score below the best of its row that has no weight, and whose square is no infinity."""
-_MOST = 1 << 37
+_MAX = 1 << 37
 """Scores of an indexer's heads beyond which a call would take many seconds."""
 
 
@@ -157,7 +157,7 @@ def chosen_by_torch(case: Case, tensors: CaseTensors) -> Callable[[Any, Any, Any
     if one is None:
         return None
     count = one.index_heads * case.n_q * case.n_kv
-    if count > _MOST:
+    if count > _MAX:
         raise Unavailable(f"heads of the indexer would make {count:.3g} scores in memory")
     chooser = Chooser(one, tensors)
     gathers = one.node.block == one.node.q_block == one.owners == case.kv_heads == 1

@@ -338,7 +338,7 @@ def explained(command: list[str]) -> str:
 _LABELS = ("piece", "chosen", "plan", "part", "parts", "keeps", "choice", "wins", "time")
 
 
-_MOST_PIECES = 8
+_MAX_PIECES = 8
 """Pieces that a page shows; a line counts the others."""
 
 
@@ -352,9 +352,9 @@ def running_lines(report: str) -> Iterator[str]:
             entries[-1] += f"\n{line}"
     entries = [entry for entry in dict.fromkeys(entries) if entry[:9].strip() in _LABELS]
     pieces = [entry for entry in entries if entry.startswith("piece ")]
-    yield from pieces[:_MOST_PIECES]
-    if len(pieces) > _MOST_PIECES:
-        yield f"...      {len(pieces) - _MOST_PIECES} more pieces"
+    yield from pieces[:_MAX_PIECES]
+    if len(pieces) > _MAX_PIECES:
+        yield f"...      {len(pieces) - _MAX_PIECES} more pieces"
     yield from entries[len(pieces) :]
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 USUAL = DType.bfloat16
 """The dtype of kernels that a mask without one explains and warms up."""
-_MOST_DENSE = 1 << 40
+_MAX_DENSE = 1 << 40
 """The most pairs of a dense mask; the indices of more alone would fill the memory of a machine."""
 
 # ------------------------------------------------------------------ the eight stages
@@ -416,7 +416,7 @@ def dense(
     from maskc.reference.dense import dense as reference
 
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    if n_q * n_kv > _MOST_DENSE:
+    if n_q * n_kv > _MAX_DENSE:
         raise DenseTooLarge(n_q, n_kv, at="n_q")
     try:
         return reference(mask, n_q, n_kv, n_heads=n_heads, **options)

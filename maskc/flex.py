@@ -124,14 +124,14 @@ def formula_or_numbers(score_mod: Any) -> Rules:
     numbers = None if score.mask is not None else capped(score.formula.logit)
     if numbers is None:
         return score, None, 1.0, 0.0
-    if mark is not None and len(_RULES) < _MOST_RULES:
+    if mark is not None and len(_RULES) < _MAX_RULES:
         _RULES[mark] = (None, *numbers)
     return None, *numbers
 
 
 _RULES: dict[object, Rules] = {}
 """Results for score_mods that compute with numbers alone: tracing one takes up to a millisecond."""
-_MOST_RULES = 256
+_MAX_RULES = 256
 
 
 def _numbers_of(function: Any) -> object:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import islpy as isl
 
 from maskc.core import expr as E
-from maskc.core.boxes import MOST_ALONG, axis_relations
+from maskc.core.boxes import MAX_ALONG, axis_relations
 from maskc.core.expr import Expr
 from maskc.ir.grid import grid_mask
 from maskc.ir.id_lists import veiled
@@ -65,7 +65,7 @@ def _count_on_grid(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -
     if mask is None or n_q != n_kv or n_q % prod(mask.extents):
         return None
     grid = (n_q // prod(mask.extents), *mask.extents)
-    if max(grid) > MOST_ALONG:
+    if max(grid) > MAX_ALONG:
         return None
     return prod(int(axis.sum()) for axis in axis_relations(mask.axes, grid, params))
 

@@ -23,10 +23,10 @@ from maskc.ir.sets import TooHard, Universe, budget, convex_parts
 
 _LARGEST = 1 << 31
 """A magnitude that no element reaches, because arrays hold 32-bit integers."""
-_MOST_VALUES = 64
+_MAX_VALUES = 64
 """Captured arrays of at most this many elements are used with their values; larger ones may have
 any values."""
-_MOST_CELLS = 10
+_MAX_CELLS = 10
 """Limit on the elements read at one pair; with more, isl is not used."""
 
 
@@ -140,7 +140,7 @@ class _Space:
         cells = [cell.name for cell in self._cells]
         names = [name for name in ("n_q", "n_kv") if E.Sym(name) not in self._known]
         self._names = (*names, *dict.fromkeys(self._free), "q", "k", *cells)
-        self.fits = len(cells) <= _MOST_CELLS
+        self.fits = len(cells) <= _MAX_CELLS
         """Whether isl is asked at all."""
 
     def _read(self, formula: Expr) -> Expr:
@@ -310,7 +310,7 @@ def _captured(
             filled = E.floordiv(E.add(length, E.const(decl.block - 1)), decl.block)
             yield E.eq(filled, E.const(count))
     values = decl.array
-    if values.size <= _MOST_VALUES:
+    if values.size <= _MAX_VALUES:
         yield E.disj(*(
             E.conj(
                 E.eq(cell, E.const(int(value))),

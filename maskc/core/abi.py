@@ -189,7 +189,7 @@ MAX_READINGS = 2 * MAX_ARRAYS
 MAX_SELECTIONS = 3
 """The most run-time selections of one mask that the GPU computes."""
 _EACH = MAX_SELECTIONS
-MOST_RESULTS = 5
+MAX_RESULTS = 5
 """The most results of a pass: dq, dk, dv and two gradients per head."""
 
 LISTS_FIELDS: tuple[Field, ...] = (
@@ -216,11 +216,11 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("report", "i32 *", "in host memory: set to 1 if data were wrong, never cleared"),
     Field("fine", "i32 *", "in host memory: gets the ticket if nothing was wrong, or null"),
     Field(
-        "result", "i32 *", "results of the pass; they become NaN if data were wrong", MOST_RESULTS
+        "result", "i32 *", "results of the pass; they become NaN if data were wrong", MAX_RESULTS
     ),
     Field("most", "i64", "most tokens of a document, as declared", MAX_ARRAYS),
     Field("ticket", "i64", "number of these lists, see `fine`"),
-    Field("result_words", "i64", "size of a result, in words of four bytes", MOST_RESULTS),
+    Field("result_words", "i64", "size of a result, in words of four bytes", MAX_RESULTS),
     Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
     Field("source_head", "i64", "likewise from one head to the next", MAX_ARRAYS),
     Field("source_row", "i64", "likewise from one row of a table to the next", MAX_ARRAYS),
@@ -289,10 +289,10 @@ LENGTH_THREADS = 512
 """The threads of a block that makes lists from cumulative lengths alone."""
 READ_TILES = 16
 """The most tiles for which a block of that kernel reads data."""
-MOST_LENGTHS, MOST_ROWS, MOST_LISTS = 2048, 2048, 256
+MAX_LENGTHS, MAX_ROWS, MAX_LISTS = 2048, 2048, 256
 """The most cumulative lengths of both sides, tile rows, and lists that follow from lengths alone: a
 block keeps them in shared memory."""
-MOST_TOKENS = 1 << 23
+MAX_TOKENS = 1 << 23
 """The most tokens of these: more cannot be divided by a multiplication."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words by which blocks of that kernel report progress to each other: in all, and for each
@@ -336,9 +336,9 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 """Arguments of the kernels that choose blocks. Arrays have an entry for each selection. In arrays
 of two, the first value is for queries, the second for keys."""
 
-MOST_MOVED = 8
+MAX_MOVED = 8
 """The most tensors whose rows one launch moves."""
-_TENSORS = MOST_MOVED
+_TENSORS = MAX_MOVED
 
 MOVED_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "or null: every row is filled", _TENSORS),
@@ -346,7 +346,7 @@ MOVED_FIELDS: tuple[Field, ...] = (
     Field("tokens", "const i32 *", "[lists][listed], ascending; -1 behind the last one", _TENSORS),
     Field("flags", "const void *", "[lists][n]: booleans or integers", 2),
     Field("made", "i32 *", "[lists][room]: the lists", 2),
-    Field("result", "i32 *", "what is spoilt where a list has no room", MOST_RESULTS),
+    Field("result", "i32 *", "what is spoilt where a list has no room", MAX_RESULTS),
     Field("verdict", "i32 *", "[both lists]: whether it has none"),
     Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
     Field("source_stride", "i64", "of each: units between batches, heads, rows", 3 * _TENSORS),
@@ -363,7 +363,7 @@ MOVED_FIELDS: tuple[Field, ...] = (
     Field("filling", "i32", "the word in rows that have no source", _TENSORS),
     Field("flags_list", "i64", "elements from one sequence's flags to the next", 2),
     Field("flags_step", "i64", "elements from one token's flag to the next", 2),
-    Field("result_words", "i64", "of four bytes", MOST_RESULTS),
+    Field("result_words", "i64", "of four bytes", MAX_RESULTS),
     Field("flag_bytes", "i32", "of an element: 1, 4 or 8", 2),
     Field("n", "i32", "queries, and keys", 2),
     Field("room", "i32", "tokens for which a list has room", 2),
@@ -545,7 +545,7 @@ Numbers = tuple[float | None, float | None] | None
 """(scale, softcap) of a call, each None if it has none; None if it has neither."""
 
 
-MOST_CONSTANTS = 48
+MAX_CONSTANTS = 48
 """The most constants that a mask's formulas have."""
 
 
@@ -576,6 +576,6 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("weight_code", "i32", "of an element of index_w: 0 fp32, 1 bf16, 2 fp16"),
     Field("given_code", "i32", "likewise of the scores"),
     Field("factor_code", "i32", "likewise of the factors"),
-    Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
+    Field("constants", "i32", "of the mask's formulas", MAX_CONSTANTS),
 )
 """Argument block of kernels that score keys and list the best."""

@@ -12,7 +12,7 @@ from maskc.core import expr as E
 from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 
-MOST_ALONG = 2048
+MAX_ALONG = 2048
 """Largest extent of a grid: what kernels read of an axis grows with its square."""
 
 
@@ -47,7 +47,7 @@ class Boxes:
         """Whether these numbers of queries and keys form one grid over which kernels can run."""
         along = n_q // self.period
         whole = n_q == n_kv and n_q == along * self.period
-        return whole and along > 0 and max(along, *self.extents) <= MOST_ALONG
+        return whole and along > 0 and max(along, *self.extents) <= MAX_ALONG
 
     def grid(self, tokens: int) -> tuple[int, ...]:
         """The extents of all axes."""

@@ -13,7 +13,7 @@ PARTIAL, FULL = 1, 2
 
 MAX_LENGTH = 1 << 30
 """The most queries, and the most keys."""
-_MOST_DRAWN = 4096
+_MAX_DRAWN = 4096
 """Tile rows or columns of a layout that a notebook draws."""
 MAX_TILES = 1 << 30
 """The most live tiles: lists are indexed with 32 bits."""
@@ -55,7 +55,7 @@ class BlockLayout:
     def _repr_html_(self) -> str:
         from maskc.core.svg import page, panel, shrunk
 
-        if max(self.shape) > _MOST_DRAWN:  # a matrix of so many tiles would be too large
+        if max(self.shape) > _MAX_DRAWN:  # a matrix of so many tiles would be too large
             return page(repr(self), [], [])
         picture = panel(*shrunk(self.to_dense()), max(self.n_q, 1) / max(self.n_kv, 1))
         return page(repr(self), [], [("", picture)])

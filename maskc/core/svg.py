@@ -13,7 +13,7 @@ _FAINTEST = 0.45
 """Strength of the amber of a cell with almost no live pair."""
 _SIDE = 240
 """Longer side of a panel in pixels."""
-MOST_CELLS = 96
+MAX_CELLS = 96
 """Cells across a panel, at most: a page holds many outputs."""
 
 
@@ -91,7 +91,7 @@ def _rgb(color: tuple[int, ...]) -> str:
 
 
 def shrunk(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Join cells until there are at most MOST_CELLS a side.
+    """Join cells until there are at most MAX_CELLS a side.
 
     Args:
         classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
@@ -100,7 +100,7 @@ def shrunk(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         The classes of the joined cells, uint8, and the share of their tiles that are live, float. A
         joined cell is full where all of its tiles are, and empty if all are.
     """
-    steps = [max(1, -(-size // MOST_CELLS)) for size in classes.shape]
+    steps = [max(1, -(-size // MAX_CELLS)) for size in classes.shape]
     if not classes.size:
         return classes, classes.astype(float)
     size, live, full = (sums(x, *steps) for x in (classes < 3, classes > 0, classes == 2))

@@ -13,7 +13,7 @@ from maskc.core.bundle import Bundle, IdList, SourceUnit, Variant
 from maskc.core.errors import DataRange
 from maskc.core.expr import Expr
 
-_MOST_BITS = 1 << 33
+_MAX_BITS = 1 << 33
 """Limit on the values of a list of ids."""
 
 FORESEEN = 1 << 20
@@ -180,7 +180,7 @@ def _bits(ids: IdList, values: Values) -> np.ndarray:
     """int32 words: a bit for each value from the least one on."""
     low, high = (widths.number(end, values) for end in (ids.low, ids.high))
     count = max(0, high - low + 1)
-    if count > _MOST_BITS:
+    if count > _MAX_BITS:
         finding = f"its list of ids is looked up at {low}..{high}"
         raise DataRange("the mask", finding, "use shorter lengths, or smaller coefficients")
     bits = np.zeros(32 * -(-(count + 1) // 32), dtype=bool)

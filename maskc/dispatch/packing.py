@@ -16,7 +16,7 @@ _FEW = 8
 """Queries per head, up to which heads that share keys with no other are packed. This mode merges
 the parts of a row in the same launch, and computes a score formula for existing rows only."""
 _PACKED = ("q", "out", "lse")
-_MOST_INTERLEAVED = 64
+_MAX_INTERLEAVED = 64
 """Most heads that are interleaved: the rows of a warpgroup, which stores whole queries."""
 
 
@@ -100,7 +100,7 @@ def interleaved(
     heads = sizes.heads_q // max(1, sizes.heads_kv)
     if (
         wanted.direction is Direction.backward
-        or heads not in (2**power for power in range(1, _MOST_INTERLEAVED.bit_length()))
+        or heads not in (2**power for power in range(1, _MAX_INTERLEAVED.bit_length()))
         or place.accumulates
         or place.shift is not None
         or place.spacing != 1

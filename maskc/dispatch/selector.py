@@ -48,7 +48,7 @@ _REMEMBERED = 1024
 _UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
 """Rules of work lists that cut no row."""
 
-_MOST_TURNS = 64
+_MAX_TURNS = 64
 """Limit on the ordered additions to one small tile of dq. Each comes some 2 us after the previous
 one (Longformer at 16k, H200: 256 of them 0.48 ms, 128 to larger tiles 0.38 ms; 12, as its global
 queries have many tiles of dq, 0.36 ms)."""
@@ -250,7 +250,7 @@ class SourceSelector:
         waits &= bound.given is None and bound.lasting
         if waits and best.unit.tile.k < unit.tile.k:
             ordered = self._ordered(best.unit, wanted)
-            if self._tables_of(ordered, wanted, bound, place).chain > _MOST_TURNS:
+            if self._tables_of(ordered, wanted, bound, place).chain > _MAX_TURNS:
                 return least(programs(unit, counted(unit)))
         return best
 

@@ -28,7 +28,7 @@ from maskc.layout.tiles.document_tiles import document_lists
 from maskc.layout.topk.tile_codes import _FULL
 from maskc.layout.work.tile_counts import tally_of
 
-_MOST_TILES = 1 << 20
+_MAX_TILES = 1 << 20
 """The most tiles that are counted; beyond that nothing is expected."""
 
 Values = Mapping[str, int]
@@ -54,7 +54,7 @@ def expected_tally(
     Returns:
         None if there are too many tiles to count.
     """
-    if -(-sizes.n_q // tile.q) * -(-sizes.n_kv // tile.k) > _MOST_TILES:
+    if -(-sizes.n_q // tile.q) * -(-sizes.n_kv // tile.k) > _MAX_TILES:
         return None
     if bundle.selections:
         tallies = [_of_selections(bundle, v.keep, tile, params, sizes) for v in bundle.variants]

@@ -64,7 +64,7 @@ _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""
 CAPTURED = 1023
 """Most launches captured in CUDA graphs that find their own counters next to the tables."""
-_COUNTERS, _MOST_COUNTERS = 2, 1 << 15
+_COUNTERS, _MAX_COUNTERS = 2, 1 << 15
 """Counters of a launch that merges nothing itself, see maskc/core/abi.py, and of all captured
 launches."""
 
@@ -303,7 +303,7 @@ def _box_tables(
 def _work_parts(work: Work, rule: WorkList) -> list[tuple[str, np.ndarray]]:
     items = np.concatenate([work.items, work.merges])
     counters = _COUNTERS + (len(work.merges) if rule.heads else 0)
-    copies = 1 + min(CAPTURED, _MOST_COUNTERS // counters)
+    copies = 1 + min(CAPTURED, _MAX_COUNTERS // counters)
     return [("work", items), ("counter", np.zeros((copies, counters), np.int32))]
 
 

@@ -28,7 +28,7 @@ _FAR = 1 << 40
 _OF_VALUES = ("v", "out", "dout", "dv")
 
 
-_MOST_AXES = 3
+_MAX_AXES = 3
 """The most axes of a grid: a map has no more than five dimensions."""
 
 
@@ -85,7 +85,7 @@ def tensor(
         *([("heads", interleaved, strides[1] // interleaved)] if interleaved else []),
         *_along(tokens, strides[2], boxes),
         ("heads", heads, strides[1]),
-        *([("sequences", batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
+        *([("sequences", batch, strides[0])] if len(wanted.box) < _MAX_AXES else []),
     ):
         step = stride * kind.itemsize
         far = count > 1 and not nothing

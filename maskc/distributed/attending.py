@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("scale", "softcap", "alpha", "normalizer", "nan_safe")
 """Options that must be equal on all ranks."""
-_MOST_READ = 1 << 16
+_MAX_READ = 1 << 16
 """Elements up to which the host compares an array between ranks."""
 
 
@@ -210,7 +210,7 @@ def _on_host(value: Any) -> float:
         return 0
     if (count := math.prod(value.shape)) == 1:
         return value.item()  # type: ignore[no-any-return]
-    if count > _MOST_READ:
+    if count > _MAX_READ:
         return 0
     return number_of(repr(value.detach().double().numpy().tobytes()))
 

@@ -23,10 +23,10 @@ GIVEN = "given"
 _CHUNKS = 8
 """Chunks a rank gets in the layouts `striped` and `balanced`, at most."""
 
-_MOST_BLOCKS = 1 << 15
+_MAX_BLOCKS = 1 << 15
 """Blocks of a sequence, at most."""
 
-_MOST_GIVEN = 1 << 12
+_MAX_GIVEN = 1 << 12
 """Blocks of a sequence, at most, where chunks that the caller brings are shorter than a block."""
 
 
@@ -123,7 +123,7 @@ def block_size(n: int, ranks: int, multiple: int = 1) -> int:
     size = 128
     while size > 1 and n < 8 * size * ranks:
         size //= 2
-    while n > size * _MOST_BLOCKS:
+    while n > size * _MAX_BLOCKS:
         size *= 2
     return -(-size // multiple) * multiple
 
@@ -135,7 +135,7 @@ def block_within(layout: TokenLayout, size: int) -> int:
     counts for all of these: keys that some of its queries see travel to each.
     """
     size = gcd(size, layout.multiple)
-    while layout.n > size * _MOST_GIVEN and layout.multiple % (2 * size):
+    while layout.n > size * _MAX_GIVEN and layout.multiple % (2 * size):
         size *= 2
     return size
 

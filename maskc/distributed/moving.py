@@ -23,8 +23,8 @@ _APART = 2
 """Rows that move see at least this many times as many keys as rows that stay."""
 _WORTH = 0.97
 """Rows move where both passes then take less than this share."""
-_MOST_TRIALS = 4
-_MOST_VISITS = 8
+_MAX_TRIALS = 4
+_MAX_VISITS = 8
 """Stretches of rows: each is a call of every rank that holds its keys."""
 
 
@@ -54,7 +54,7 @@ def moved(layer: LayerPlan, wanted: bool | None, setting: Setting) -> LayerPlan:
     least: float | None = None
     for blocks in _outstanding(layer.reach):
         trial = replace(layer, moved=blocks)
-        if len(trial.visits) > _MOST_VISITS or busiest(trial) >= most:
+        if len(trial.visits) > _MAX_VISITS or busiest(trial) >= most:
             continue
         if wanted:
             best, most = trial, busiest(trial)
@@ -73,5 +73,5 @@ def _outstanding(reach: Reach) -> Iterator[tuple[int, ...]]:
     many = keys[order]
     last = max(1, len(keys) // _FEW)
     cuts = np.flatnonzero(many[:last] >= _APART * np.append(many[1:], 0)[:last])
-    for cut in cuts[many[cuts] > 0][:_MOST_TRIALS].tolist():
+    for cut in cuts[many[cuts] > 0][:_MAX_TRIALS].tolist():
         yield tuple(sorted(order[: cut + 1].tolist()))

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _SHADES = " ·░▒▓█"
 """Nothing, less than 1/16 of what a rank holds, up to a quarter, a half, three quarters, all."""
-_MOST_DRAWN = 32
+_MAX_DRAWN = 32
 """Ranks a picture shows; more are drawn as groups of ranks."""
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 """Ranks whose shares are listed one by one."""
-_MOST_RANGES = 8
+_MAX_RANGES = 8
 """Ranges of a rank's tokens that are listed."""
 
 
@@ -82,7 +82,7 @@ def _layer(plan: Plan, name: str) -> list[str]:
     ]
     if layer.moved:
         lines.append(_moved(plan, name))
-    if plan.ranks <= _MOST_LISTED:
+    if plan.ranks <= _MAX_LISTED:
         lines += [_rank(plan, name, rank) for rank in range(plan.ranks)]
     if plan.ranks > 1:
         lines += _picture(plan, name)
@@ -106,8 +106,8 @@ def _moved(plan: Plan, name: str) -> str:
 def _rank(plan: Plan, name: str, rank: int) -> str:
     layer = plan.layer(name)
     held = sorted(layer.layout.held(rank).stretches, key=lambda x: x.place)
-    ranges = ", ".join(f"{x.start}-{x.start + x.count - 1}" for x in held[:_MOST_RANGES])
-    ranges += f" and {len(held) - _MOST_RANGES} more ranges" if len(held) > _MOST_RANGES else ""
+    ranges = ", ".join(f"{x.start}-{x.start + x.count - 1}" for x in held[:_MAX_RANGES])
+    ranges += f" and {len(held) - _MAX_RANGES} more ranges" if len(held) > _MAX_RANGES else ""
     sources: dict[int, int] = {}
     for transfer in layer.receives(rank):
         sources[transfer.sender] = sources.get(transfer.sender, 0) + transfer.stop - transfer.start
@@ -122,7 +122,7 @@ def _picture(plan: Plan, name: str) -> list[str]:
     """Receivers by senders; a rank's own keys lie on the diagonal."""
     shares = shares_of(plan, name)
     rows = ["".join(_shade(value) for value in row) for row in shares.tolist()]
-    group = -(-plan.ranks // _MOST_DRAWN)
+    group = -(-plan.ranks // _MAX_DRAWN)
     what = "a rank" if group == 1 else f"{group} ranks"
     legend = (
         "blank: nothing, · under 1/16 of the sender's keys, ░▒▓ up to a quarter, half, more, █ all"
@@ -139,7 +139,7 @@ def shares_of(plan: Plan, name: str | None = None) -> np.ndarray:
     There are 32 groups at most; with more ranks than that a group's first rank stands for it.
     """
     layer = plan.layer(name)
-    group = -(-plan.ranks // _MOST_DRAWN)
+    group = -(-plan.ranks // _MAX_DRAWN)
     groups = -(-plan.ranks // group)
     shares = np.zeros((groups, groups))
     held = np.zeros(groups)

@@ -31,11 +31,11 @@ from maskc.questions.mask_at_lengths import bound
 
 TILE = 128
 """Keys of the tiles that costs are counted in."""
-_MOST_TILES = 1 << 22
+_MAX_TILES = 1 << 22
 """Tiles that are written out, at most, where there are no closed forms."""
-_MOST_ROWS = 1 << 20
+_MAX_ROWS = 1 << 20
 """Tile rows whose tiles are counted one by one, at most."""
-_MOST_TABLE = 1 << 13
+_MAX_TABLE = 1 << 13
 """Rows of a drawn table up to which it is drawn to plan; beyond, all of its blocks count."""
 
 
@@ -127,7 +127,7 @@ def _sets(
     }  # fmt: skip
     missing = tuple(sorted(wanted.difference(given)))
     drawn = -(-n // min((d.block for ir in irs for d in ir.data if d.kind is DataKind.random),
-                        default=n or 1)) > _MOST_TABLE  # fmt: skip
+                        default=n or 1)) > _MAX_TABLE  # fmt: skip
     computed = any(ir.selections for ir in irs) or drawn
     if missing or computed:
         defaults = {name: value for ir in irs for name, value in ir.params.items()}
@@ -198,12 +198,12 @@ def _runs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Return (block, first key, past the last key) of stretches of keys, and their granularity."""
     granule, (n_q, n_kv) = 1, lengths
-    while -(-n_q // block) * -(-n_kv // granule) > _MOST_TILES and granule < TILE:
+    while -(-n_q // block) * -(-n_kv // granule) > _MAX_TILES and granule < TILE:
         granule *= 2
     for size in sorted({1, granule} if granule == 1 else {1, TILE}):
         spans = _united(of_set, lengths, TileShape(block, size))
         single = sum(int((count * (steps > 1)).sum()) for _, count, steps, _ in spans)
-        if spans and single <= _MOST_TILES:
+        if spans and single <= _MAX_TILES:
             runs = [_unrolled(*span[:3], n_kv, size) for span in spans]
             row, start, stop = (np.concatenate(x) for x in zip(*runs, strict=True))
             return row, start, stop, size
@@ -245,7 +245,7 @@ def _tally(of_set: _Set, lengths: Lengths, block: int) -> tuple[np.ndarray, np.n
     Rows are those of usual tiles where blocks are larger and closed forms say what they see.
     """
     fine = None
-    if block > TILE and block % TILE == 0 and lengths[0] <= _MOST_ROWS * TILE:
+    if block > TILE and block % TILE == 0 and lengths[0] <= _MAX_ROWS * TILE:
         fine = _spans(of_set, lengths, TileShape(TILE, TILE))
     if fine is not None:
         _, count, _, full = fine

@@ -25,13 +25,13 @@ _COPIED = 1.2e9
 """Bytes that are copied inside a GPU in a millisecond, read and written."""
 _CALL = 0.02
 """Milliseconds that each further piece of a rank costs: rows apart, and messages."""
-_MOST_TILES = 1 << 21
+_MAX_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
 _NEAR = 0.98
 """Ranks with at least this share of the slowest predicted time are predicted exactly."""
 _LAUNCH = 0.004
 """Milliseconds of a small copy."""
-_MOST_PAIRS = 64
+_MAX_PAIRS = 64
 """Ranks up to which it is looked at who waits for whom."""
 
 
@@ -99,7 +99,7 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
 
     What the other ranks take changes as these ranks' does on average.
     """
-    if plan.ranks <= _MOST_PAIRS:
+    if plan.ranks <= _MAX_PAIRS:
         forward, backward = (
             replace(x, travel=_until_both_are_done(layer, x.travel)) for x in rough
         )
@@ -112,7 +112,7 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
     try:
         for rank in sorted(slowest):
             tiles = layer.by_rank(layer.reach.tiles)[rank] / layer.reach.heads
-            exact = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MOST_TILES else None
+            exact = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MAX_TILES else None
             if exact is None:
                 return rough
             made[rank] = exact

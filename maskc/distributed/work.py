@@ -30,7 +30,7 @@ Messages = tuple[tuple[int, Pieces], ...]
 
 _ALIGNED = 128
 """Tokens that stretches of a buffer begin at multiples of, as tiles do."""
-_MOST_STRETCHES = 3
+_MAX_STRETCHES = 3
 """Stretches of a buffer; with more, the smallest gaps are filled with zeros."""
 _WORTH = 4
 """Rows that need no remote keys run separately if they are at least 1 / this of their stretch."""
@@ -176,7 +176,7 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
     if layer.by_tables and not one_stretch:
         calls, buffer = _together(plan, layer, rank)
     else:
-        calls, buffer = _apart(plan, layer, rank, 1 if one_stretch else _MOST_STRETCHES)
+        calls, buffer = _apart(plan, layer, rank, 1 if one_stretch else _MAX_STRETCHES)
     held = layer.key_layout.held(rank)
     copies, receives, gaps = _filled(layer, rank, held, buffer)
     sends = layer.sends(rank)

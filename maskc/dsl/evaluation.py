@@ -16,7 +16,7 @@ import numpy as np
 from maskc.core.captured import Captured, version_of
 from maskc.core.source import SourceLoc
 
-_MOST_KNOWN = 4
+_MAX_KNOWN = 4
 """Calls whose arrays are kept."""
 
 
@@ -123,7 +123,7 @@ class Moment:
         if arrays is None:
             made = _apart(lambda: self.of.evaluate(batch, heads, n_q, n_kv))
             arrays = tuple(map(self.of.kept, made))
-            if len(self.known) >= _MOST_KNOWN:
+            if len(self.known) >= _MAX_KNOWN:
                 del self.known[next(iter(self.known))]
             self.known[call] = arrays
         return arrays

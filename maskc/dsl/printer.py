@@ -21,13 +21,13 @@ def print_mask(mask: Mask) -> str:
     return _print(mask)[0]
 
 
-_MOST_ENTRIES = 64
+_MAX_ENTRIES = 64
 """Entries of captured arrays that the short form of a mask shows."""
 
 
 def print_short(mask: Mask) -> str:
     """Return the text of `print_mask`, with large captured arrays shown by name only."""
-    if _entries(mask) <= _MOST_ENTRIES:
+    if _entries(mask) <= _MAX_ENTRIES:
         return print_mask(mask)
     from maskc.dsl.slots import emptied
 

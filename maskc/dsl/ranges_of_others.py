@@ -17,7 +17,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.tables import WatchedArray
 from maskc.dsl.tracer import traced_at
 
-_MOST_RUNS = 4
+_MAX_RUNS = 4
 """Runs of keys that one query may see: kernels read two arrays for each."""
 FULL, CAUSAL, INVERSE_CAUSAL, BOTH_CAUSAL = range(4)
 
@@ -158,8 +158,8 @@ def _intervals(of_q: np.ndarray, of_k: np.ndarray, kinds: np.ndarray, n_q: int) 
         end = np.where(first < never, end, 0)
         bounds[1, at, every] = np.where(new, end, np.maximum(bounds[1, at, every], end))
     runs = int(run.max(initial=0) + 1)
-    if runs > _MOST_RUNS:
-        wanted = f"at most {_MOST_RUNS} runs of keys for each query"
+    if runs > _MAX_RUNS:
+        wanted = f"at most {_MAX_RUNS} runs of keys for each query"
         raise BadRanges("k_ranges", wanted, f"{runs} for query {run.argmax()}", at="k_ranges")
     room = 1 << (runs - 1).bit_length()
     kept = np.zeros((room, 2, n_q), np.int32)

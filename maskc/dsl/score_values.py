@@ -50,7 +50,7 @@ from maskc.dsl.traced import Traced, masked
 _WIDE = "convert it with .long() or int64"
 _OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
 _TABLE = "index it with integer formulas of q, k, h and b, one for each dimension"
-_MOST_POWER = 8
+_MAX_POWER = 8
 """The largest exponent that becomes a product."""
 
 
@@ -325,7 +325,7 @@ def _joined(
 
 _BITS = 31
 """Shifts are by less. Indices and entries of tables have no more bits."""
-_MOST_BITS = 61
+_MAX_BITS = 61
 """Sums of such integers fit 64 bits."""
 
 
@@ -338,7 +338,7 @@ def _common(one: Expr, two: Expr) -> Expr:
     if min(low for low, _ in ranges) < 0:
         refuse("it takes bits of integers that may be below 0", "keep them at 0 or above")
     bits = max(_BITS, int(min(high for _, high in ranges)).bit_length())
-    if bits > _MOST_BITS:
+    if bits > _MAX_BITS:
         refuse(f"it takes bits of integers of {bits} bits", "take % 2**32 of them first")
 
     def product(bit: int) -> Expr:
@@ -371,7 +371,7 @@ def _power(base: Any, exponent: Any) -> Value:
     if number in (0.5, -0.5):
         root = apply("sqrt", base)
         return root if number > 0 else apply("div", 1.0, root)
-    if number != int(number) or abs(number) > _MOST_POWER:
+    if number != int(number) or abs(number) > _MAX_POWER:
         refuse(f"it raises to the power {number:g}", "write exp(y * log(x))")
     if number > 1:
         _checked_narrow("**", base, exponent, grows=True)

@@ -107,13 +107,13 @@ def _literal(value: object, context: str) -> int:
     return number
 
 
-_MOST_SIDES = 64
+_MAX_SIDES = 64
 """Comparisons that one with integers chosen by conditions may become."""
 
 
 def settled(atom: Expr) -> Expr:
     """A comparison without integers that conditions choose."""
-    return _settled(atom, [_MOST_SIDES])
+    return _settled(atom, [_MAX_SIDES])
 
 
 def _settled(atom: Expr, room: list[int]) -> Expr:
@@ -122,7 +122,7 @@ def _settled(atom: Expr, room: list[int]) -> Expr:
         return atom
     room[0] -= 1
     if not room[0]:
-        refuse(f"conditions choose its integers in more than {_MOST_SIDES} ways")
+        refuse(f"conditions choose its integers in more than {_MAX_SIDES} ways")
     then, other = (
         _settled(E.substitute(atom, {chosen: side}), room) for side in (chosen.then, chosen.other)
     )

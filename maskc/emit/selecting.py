@@ -26,7 +26,7 @@ _SCORES = {
     Score.given: "GIVEN",
 }
 """The scores' kinds as the template names them."""
-_MOST = (1 << 31) - 1
+_MAX = (1 << 31) - 1
 
 
 def select_unit(plan: KernelPlan) -> SourceUnit:
@@ -58,7 +58,7 @@ def _text(index: int, one: Selection, count: int, params: list[str]) -> Selectio
     ways = sum(1 << way for way in range(1 << count) if way >> index & 1)
     lines = tuple(wrapped(CPrinter(())(_with_arguments(one.allowed[0], params))).splitlines())
     return SelectionText(
-        index, min(one.k, _MOST), one.block, one.q_block, _SCORES[one.score], down, across, ways,
+        index, min(one.k, _MAX), one.block, one.q_block, _SCORES[one.score], down, across, ways,
         lines,
     )  # fmt: skip
 

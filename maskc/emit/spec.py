@@ -562,7 +562,7 @@ class KernelSpec:
             return 1 if self.target.name == SPARE else 4
         if self.thresholds or self.by_query or (self.by_documents and self.intervals):
             return 4
-        return 16 if self.short_formulas else 4 if self.crowded else 8
+        return 16 if self.short_formulas else 4 if self.register_pressure else 8
 
     @property
     def queries_at_once(self) -> int:
@@ -570,12 +570,12 @@ class KernelSpec:
         return 2 if self.target.name == "sm_90a" else self.keys_at_once
 
     @property
-    def crowded(self) -> bool:
+    def register_pressure(self) -> bool:
         """Whether pairs are tested by a long formula where registers are few (sm_90a)."""
         return self._registers < 160 and self.tests_pairs and not self.short_formulas
 
     @property
-    def crowded_cells(self) -> bool:
+    def selection_register_pressure(self) -> bool:
         """Whether chosen blocks come with too many intervals for the registers that scores leave
         (sm_90a)."""
         return self._registers <= 160 and self.cells is not None and self.intervals > 2
@@ -594,7 +594,7 @@ class ListsSpec:
     """Per block."""
     blocks: int = 0
     """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
-    results: int = abi.MOST_RESULTS
+    results: int = abi.MAX_RESULTS
     """The most results that a pass has."""
     switches: tuple[str, ...] = ()
     """The macros of core/library.SWITCHES that are 1."""
@@ -635,9 +635,9 @@ class DataListsSpec(ListsSpec):
     length_threads: int = abi.LENGTH_THREADS
     length_blocks: int
     """Threads and blocks of the launch that makes lists from lengths alone."""
-    most_lengths: int = abi.MOST_LENGTHS
-    most_rows: int = abi.MOST_ROWS
-    most_lists: int = abi.MOST_LISTS
+    most_lengths: int = abi.MAX_LENGTHS
+    most_rows: int = abi.MAX_ROWS
+    most_lists: int = abi.MAX_LISTS
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int

@@ -30,10 +30,10 @@ from maskc.ir.types import Band, Detail, Lattice, MaskIR, Piece, PieceKind
 _OPERATIONS = 150_000
 """isl's budget for one of the few long questions."""
 
-_MOST = 48
+_MAX = 48
 """Limit on the conjunctions of a mask for making them disjoint."""
 
-_MOST_FLOORS = 6
+_MAX_FLOORS = 6
 """The most of these conjunctions that may contain blocks or residues."""
 
 _FEW = 8
@@ -171,7 +171,7 @@ class _Decomposer:
         sets: dict[Expr, isl.Set] = {}
         parts = self.space.reader.parts(self.whole)
         floors = sum(part.dim(isl.dim_type.div) > 0 for part in parts)
-        if floors > _MOST_FLOORS or len(parts) > _MOST:
+        if floors > _MAX_FLOORS or len(parts) > _MAX:
             raise TooHard("too many conjunctions")
         for part in parts:
             pairs, formula = self._widened(part)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 
-MOST_AXES = 3
+MAX_AXES = 3
 """A tensor map has room for this many axes in addition to elements and heads."""
 
 
@@ -51,7 +51,7 @@ def grid_mask(keep: Expr) -> GridMask | None:
     keep = E.transform(keep, _reduced)
     terms = E.conjuncts(keep)
     cuts = _cuts([_extent(list(_spans(term))) for term in terms])
-    while len(cuts) > MOST_AXES:
+    while len(cuts) > MAX_AXES:
         sizes = [high // low for low, high in pairwise(cuts)]
         cuts.pop(1 + sizes.index(min(sizes)))
     if len(cuts) < 2 or any(b % a for a, b in pairwise(cuts)):

@@ -8,14 +8,14 @@ from maskc.core.expr import Expr
 from maskc.ir.simplify import simplify
 from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table, segment
 
-_MOST = 12
+_MAX = 12
 """Alternatives up to which they are told apart."""
 
 
 def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
     """The pieces that the mask keeps beyond the formulas in `owned`, disjoint from them."""
     alternatives = _alternatives(ir.keep)
-    if len(alternatives) > _MOST:
+    if len(alternatives) > _MAX:
         alternatives = [ir.keep]
     terms = [(*_kind(term, ir.data), term) for term in alternatives]
     terms.sort(key=lambda ranked: (ranked[0].rank, ranked[2].key))

@@ -34,7 +34,7 @@ from maskc.ir.types import Band, Lattice, MaskIR, MaskPart, Origin, Piece, Piece
 
 _FEWEST_SLASHES = 4
 """Slashes from which on they are regrouped because they are a band together."""
-_MOST_LANES = 8
+_MAX_LANES = 8
 """Residues of keys that become parts of their own: each reads and writes the results once more."""
 
 _N_KV_OF_ALL = E.Param(N_KV_OF_ALL, 4096)
@@ -102,7 +102,7 @@ def _lanes(pieces: list[Piece]) -> dict[Piece, tuple[int, dict[int, Expr]]]:
     for piece in pieces:
         match piece.detail:
             case Lattice(stride, None, int() as phase, None, width, band=band) if (
-                width <= _MOST_LANES and phase + width <= stride and not E.arrays(band)
+                width <= _MAX_LANES and phase + width <= stride and not E.arrays(band)
             ):
                 lanes = {
                     phase + lane: E.substitute(band, {C: E.ZERO, J: E.const(lane)})

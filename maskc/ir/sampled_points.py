@@ -11,12 +11,12 @@ from maskc.core.widths import widest
 
 _SIDE = 13
 """Neighbouring queries and keys of a square of points: small residues all occur."""
-_MOST_NUMBERS = 8
+_MAX_NUMBERS = 8
 """Numbers of a formula around which squares lie."""
 _LENGTHS = (24, 24), (24, 40), (40, 24), (5001, 9003), (1 << 16, 1 << 16)
 """Lengths (n_q, n_kv) of the squares."""
 
-_MOST_STEPS = 3
+_MAX_STEPS = 3
 """Divisors of a formula, the largest ones, that are the distance of points in some squares."""
 
 _WIDEST = 1 << 20
@@ -38,7 +38,7 @@ def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
             numbers.add(node.den)
             steps.add(node.den)
     numbers = {number for number in numbers if number < _LENGTHS[-1][0]}
-    near = [0, *sorted(numbers, reverse=True)[:: max(1, -(-len(numbers) // _MOST_NUMBERS))]]
+    near = [0, *sorted(numbers, reverse=True)[:: max(1, -(-len(numbers) // _MAX_NUMBERS))]]
     squares: list[tuple[int, int, int, int, int]] = []
     for place, (of_q, of_kv) in enumerate(_LENGTHS):
         for index, number in enumerate(near):
@@ -48,7 +48,7 @@ def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
                 (number - _SIDE // 2, far), (far, number - _SIDE // 2),
                 (row, row + of_kv - of_q - number - _SIDE // 2), (row, row + number - _SIDE // 2),
             ))  # fmt: skip
-        for step in sorted(steps)[-_MOST_STEPS:]:  # neighbours on the outer axes of a grid
+        for step in sorted(steps)[-_MAX_STEPS:]:  # neighbours on the outer axes of a grid
             squares += ((far, far, of_q, of_kv, step) for far in (0, of_q // 2))
     at = np.array(squares, dtype=np.int64)[:, :, None, None]
     side = at[:, 4] * np.arange(_SIDE)

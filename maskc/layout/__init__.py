@@ -53,7 +53,7 @@ from maskc.layout.work.residue_classes import Classes as Classes
 from maskc.layout.work.residue_classes import classes as classes
 from maskc.layout.work.residue_classes import views as views
 from maskc.layout.work.work_list import MAX_ITEMS as MAX_ITEMS
-from maskc.layout.work.work_list import MOST_PARTS as MOST_PARTS
+from maskc.layout.work.work_list import MAX_PARTS as MAX_PARTS
 from maskc.layout.work.work_list import PIECES as PIECES
 from maskc.layout.work.work_list import Cutting as Cutting
 from maskc.layout.work.work_list import Work as Work

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _VECTOR = 16
 """Bytes to whose multiple kernels align rows of results."""
-_MOST_KINDS = 16
+_MAX_KINDS = 16
 """Kinds of layers whose launch a part remembers."""
 
 
@@ -74,7 +74,7 @@ class QueryPart:
             return self.blocks.rows(*self._attn.attend(call))
         (out, lse), launch = self._attn.serving(call.q).run_first(call)
         if launch is not None:
-            if len(self._repeats) >= _MOST_KINDS:
+            if len(self._repeats) >= _MAX_KINDS:
                 self._repeats.clear()
             of_out, of_lse = self.blocks.flattened(out, lse)
             block = call.data[TABLES].block[: BLOCK.size]

@@ -15,7 +15,7 @@ from maskc.runtime.paged import PoolFactor, PoolScales, pool_block
 from maskc.runtime.paged_rows import is_e4m3
 from maskc.runtime.query_blocks import address, steps_of
 
-_MOST_SCALES = 512
+_MAX_SCALES = 512
 """Entries for pairs of scales that a plan remembers, up to two for a pair."""
 
 
@@ -118,7 +118,7 @@ class PlanScales:
         if known is None:
             known = self._checked(k_scale, v_scale)
         if known.lasting and None not in kinds:
-            if len(self._known) >= _MOST_SCALES:
+            if len(self._known) >= _MAX_SCALES:
                 self._known.clear()
             self._known[kinds] = known
             if known.k is k_scale and known.v is v_scale:

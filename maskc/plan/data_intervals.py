@@ -21,7 +21,7 @@ from maskc.core.problem import TileShape
 from maskc.core.widths import INDEX
 from maskc.plan.ranges import one_range
 
-MOST = 4
+MAX_TERMS = 4
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
 RUN = E.Sym("run")
 """The symbol for the first column of a run."""
@@ -65,7 +65,7 @@ def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
     """
     if not E.arrays(shape):
         return None
-    terms = E.alternatives(shape, MOST)
+    terms = E.alternatives(shape, MAX_TERMS)
     if terms is None:
         return None
     alike: dict[Expr, None] = {}

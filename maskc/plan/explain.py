@@ -160,7 +160,7 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         yield from wrapped("parts", when)
 
 
-_MOST_PIECES = 8
+_MAX_PIECES = 8
 """Pieces that are printed; the others are counted."""
 
 
@@ -168,9 +168,9 @@ def _piece_lines(pieces: tuple[Piece, ...]) -> Iterator[str]:
     """Yield the pieces of a mask; nothing for a single piece, which equals the formula above."""
     if len(pieces) < 2:
         return
-    for piece in pieces[:_MOST_PIECES]:
+    for piece in pieces[:_MAX_PIECES]:
         yield from wrapped("piece", f"{piece.kind}: {to_people(piece.keep)}")
-    more = Counter(str(piece.kind) for piece in pieces[_MOST_PIECES:])
+    more = Counter(str(piece.kind) for piece in pieces[_MAX_PIECES:])
     for kind, count in more.items():
         yield f"piece    {kind}: {count} more"
 

@@ -17,7 +17,7 @@ from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance
 from maskc.plan.ranges import one_range, row_ranges
 
-MOST = 6
+MAX_TERMS = 6
 """Intervals per row up to which building bits from them is cheaper than testing pairs."""
 
 CELL = 8
@@ -58,7 +58,7 @@ def intervals(
     """
     if set(E.arrays(shape)) - set(E.arrays(atom) if atom else ()):
         return None
-    terms = E.alternatives(_without_extremes(shape), MOST)
+    terms = E.alternatives(_without_extremes(shape), MAX_TERMS)
     if terms is None:
         return None
     if atom is None:
@@ -165,7 +165,7 @@ def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
         return None
     shape_of = {source: made for made, source in lifted.sources}
     rest = parts_by_distance(keep)[1]
-    if len(rest) > MOST:
+    if len(rest) > MAX_TERMS:
         return None
     return _of_all([E.substitute(term, shape_of) for term in rest], lifted.args)
 

@@ -31,7 +31,7 @@ from maskc.plan.types import Gathering, KernelPlan, PlannedMask
 
 _P = E.Sym("p")
 _POSITION = "p = q + n_kv - n_q"
-_MOST_LOOPS = 8
+_MAX_LOOPS = 8
 """Closed forms of one mask that are printed; the others are counted."""
 
 
@@ -314,10 +314,10 @@ def _tiles(
             kind = "full" if loop.full else "partial"
             add(kind, (loop.guard, loop.first, loop.last, loop.step), True)
         yield f"{name} = a list in memory of" + ("" if loops else " no tile")
-    for (kind, _), printed in list(loops.items())[:_MOST_LOOPS]:
+    for (kind, _), printed in list(loops.items())[:_MAX_LOOPS]:
         yield f"    {kind:<8} {printed}"
-    if len(loops) > _MOST_LOOPS:
-        yield f"    and {len(loops) - _MOST_LOOPS} more closed forms"
+    if len(loops) > _MAX_LOOPS:
+        yield f"    and {len(loops) - _MAX_LOOPS} more closed forms"
 
 
 def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -> str:

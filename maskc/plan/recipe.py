@@ -74,14 +74,14 @@ def tile_loops(
 _EFFORT = 2600
 """Constraints times (floors + 8) of a set that isl makes loops of in less than a second."""
 
-_MOST_LOOPS = 40
+_MAX_LOOPS = 40
 """A longer recipe is slower than the numbers."""
 
-_MOST_PARTS = _MOST_LOOPS * 3 // 2
+_MAX_PARTS = _MAX_LOOPS * 3 // 2
 """Disjoint conjunctions of a set up to which loops are sought: isl makes about one loop of each,
 and its time grows with the square of their number."""
 
-_MOST_FLOORS = 2
+_MAX_FLOORS = 2
 """Floors of the scanned dimension in one conjunction; with more, isl seldom finds loops."""
 
 
@@ -96,7 +96,7 @@ def _check_effort(tiles: isl.Set, scanned: int) -> None:
     if (floors + 8) * sum(part.n_constraint() for part in parts) > _EFFORT:
         raise TooManyParts("too many constraints and floors")
     _check_floors(tiles, scanned)
-    if tiles.make_disjoint().n_basic_set() > _MOST_PARTS:
+    if tiles.make_disjoint().n_basic_set() > _MAX_PARTS:
         raise TooManyParts("too many conjunctions")
 
 
@@ -107,7 +107,7 @@ def _check_floors(tiles: isl.Set, scanned: int) -> None:
         NotALoop: they are.
     """
     parts = tiles.compute_divs().get_basic_sets()
-    if any(_floors_of(part, scanned) > _MOST_FLOORS for part in parts):
+    if any(_floors_of(part, scanned) > _MAX_FLOORS for part in parts):
         raise TooManyParts("too many floors of one tile column")
 
 
@@ -209,7 +209,7 @@ def _loops(
             raise
         except NotALoop:
             return None
-    return tuple(loops) if len(loops) <= _MOST_LOOPS else None
+    return tuple(loops) if len(loops) <= _MAX_LOOPS else None
 
 
 def _name_of(kind: object) -> str:

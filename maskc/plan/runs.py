@@ -7,24 +7,24 @@ from math import gcd
 from maskc.core import expr as E
 from maskc.core.expr import Expr, Sym
 
-MOST = 128
+MAX_RUN = 128
 """Longest run worth knowing: that of the largest tile."""
 
 
 def run_length(keep: Expr, symbol: Sym) -> int:
-    """Return the largest power of two R up to MOST such that the formula treats `symbol` and
+    """Return the largest power of two R up to MAX_RUN such that the formula treats `symbol` and
     `symbol // R * R` alike.
 
     It does if every `symbol` occurs in floor(symbol / d) with d a multiple of R, or in a comparison
     with multiples of R.
     """
     if isinstance(keep, E.FloorDiv) and keep.num == symbol:
-        return gcd(MOST, keep.den)
+        return gcd(MAX_RUN, keep.den)
     if isinstance(keep, E.Cmp) and (threshold := _threshold(keep, symbol)):
         return threshold
     if keep == symbol:
         return 1
-    return gcd(MOST, *(run_length(part, symbol) for part in keep.parts))
+    return gcd(MAX_RUN, *(run_length(part, symbol) for part in keep.parts))
 
 
 def _threshold(node: E.Cmp, symbol: Sym) -> int:
@@ -37,4 +37,4 @@ def _threshold(node: E.Cmp, symbol: Sym) -> int:
     others = [(factor, term) for factor, term in lhs.terms if term != symbol]
     if factors not in ([1], [-1]) or any(symbol.name in E.symbols(term) for _, term in others):
         return 0
-    return gcd(MOST, lhs.const + (factors == [-1]), *(factor for factor, _ in others))
+    return gcd(MAX_RUN, lhs.const + (factors == [-1]), *(factor for factor, _ in others))

@@ -54,7 +54,7 @@ _TRIED_HEADS = 8
 """Heads that are looked at where formulas compute with the head."""
 _LONGEST_ROW = 1 << 22
 """Keys up to which a found point is tried out."""
-_MOST_PAIRS = 1 << 22
+_MAX_PAIRS = 1 << 22
 """Pairs of lengths at which random data are tried, and at which differences are counted."""
 _TILE = TileShape(128, 128)
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -276,7 +276,7 @@ class Both:
         tried = lengths(keeps, self.decls, self.lengths) if sizes is None else [sizes]
         for n_q, n_kv in tried if heads else ():
             for data in draws(self.decls, sorted(self.params), self.ranks, n_q, n_kv):
-                if n_q * n_kv <= _MOST_PAIRS:
+                if n_q * n_kv <= _MAX_PAIRS:
                     confirmed = self._tried(n_q, n_kv, {**data, **params})
                     if confirmed is not None:
                         return confirmed
@@ -285,7 +285,7 @@ class Both:
     def _confirmed(self, candidate: CandidatePair, head: int) -> Difference | None:
         """The difference at a point by the dense definition; None if the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
-        if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
+        if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MAX_PAIRS):
             return None
         data = data_of(candidate, self.decls)
         difference = Difference(
@@ -295,7 +295,7 @@ class Both:
             kept = self._kept(difference)
             if kept[0] == kept[1] or (self.one_way and kept[1]):
                 return None
-            counted = self.at(n_q, n_kv, data) if n_q * n_kv <= _MOST_PAIRS else None
+            counted = self.at(n_q, n_kv, data) if n_q * n_kv <= _MAX_PAIRS else None
         except CheckFailed:
             raise
         except MaskcError:  # data that no call may give

@@ -85,7 +85,7 @@ def _array(decl: DataDecl, raw: object) -> np.ndarray:
     return _signed(decl, array)
 
 
-_MOST = 2**63 - 1
+_MAX = 2**63 - 1
 _FARTHEST = 2**62 - 1
 """Positions are subtracted from each other: larger ones could leave 64 bits."""
 
@@ -100,11 +100,11 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
         check_truths(decl.name, array)
         truths: np.ndarray = array != 0
         return truths.astype(np.int64)
-    if array.dtype == np.uint64 and array.size and array.max() > _MOST:
+    if array.dtype == np.uint64 and array.size and array.max() > _MAX:
         if decl.kind is not DataKind.intervals:
             fault = f"{array.max()} does not fit 64 signed bits"
             raise DataRange(decl.name, fault, "number tokens and documents from 0", at=decl.name)
-        array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
+        array = np.minimum(array, np.uint64(_MAX))  # beyond all keys, as it was
     signed = array.astype(np.int64)
     if decl.kind is DataKind.positions and signed.size:
         least, most = int(signed.min()), int(signed.max())

@@ -49,11 +49,11 @@ class _Known:
     """Approximate number of bytes that this keeps alive."""
 
 
-_MOST_KNOWN = 4
+_MAX_KNOWN = 4
 """Calls that are remembered."""
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 """Limit on the memory of all cached data."""
-_MOST_MARKED = 4 << 20
+_MAX_MARKED = 4 << 20
 """Bytes of a mark; calls with more data are read every time."""
 
 
@@ -150,7 +150,7 @@ class Binder:
         key = (tuple(params.values()), b"".join(digests), promised, counted)
         bound = Bound(params, arrays, key, longest=promised, longest_on_host=counted)
         if room >= 0:
-            self._remember(_Known(mark, bound, _MOST_MARKED - room + kept))
+            self._remember(_Known(mark, bound, _MAX_MARKED - room + kept))
         return bound
 
     def _longest(self, given: Mapping[str, object]) -> tuple[int | None, int | None]:
@@ -165,8 +165,8 @@ class Binder:
     def _remember(self, call: _Known) -> None:
         """Put a call first in the cache; drop the last ones if the cache has too many calls or
         bytes."""
-        kept = [call, *self._known][:_MOST_KNOWN]
-        while sum(one.size for one in kept) > _MOST_BYTES:
+        kept = [call, *self._known][:_MAX_KNOWN]
+        while sum(one.size for one in kept) > _MAX_BYTES:
             kept.pop()
         self._known = tuple(kept)
 
@@ -238,7 +238,7 @@ _PLAIN_BYTES = 64
 
 def _mark_all(keywords: Mapping[str, object], mark: list[object]) -> int:
     """Append an encoding of these keywords to a mark; see `_mark`."""
-    room = _MOST_MARKED
+    room = _MAX_MARKED
     for name, given in keywords.items():
         mark.append(name)
         room = _mark(given, mark, room)

@@ -54,7 +54,7 @@ from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.repeated import FirstPass, RepeatedPass
 from maskc.runtime.scored import ScoreReader
 
-_MOST_REPEATS = 16
+_MAX_REPEATS = 16
 """The number of kinds of calls for which the latest call is cached."""
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
@@ -348,7 +348,7 @@ class Passes(ABC):
             return plan, lib, places
         call = plan.called(bound.given)
         if call.watched is not None:
-            if len(self._repeats) >= _MOST_REPEATS:
+            if len(self._repeats) >= _MAX_REPEATS:
                 self._repeats = {}
             self._repeats[options, kinds] = [call, self._last]
         return call, lib, places

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STEP = structure(STEP_FIELDS)
 ROWS = structure(PAGED_ROWS_FIELDS)
 BLOCK_ROWS = structure(BLOCK_ROWS_FIELDS)
-_MOST_BLOCKS = 512
+_MAX_BLOCKS = 512
 """Blocks of the launch that makes the arrays of a step; they share its sequences."""
 _WARPS = 8
 """Warps of a block that appends rows; each has a row at a time."""
@@ -90,7 +90,7 @@ class PageKernels:
 
     def plan(self, block: ArgumentBlock) -> None:
         """Enqueue what makes the arrays of a step."""
-        blocks = max(1, min(_MOST_BLOCKS, block.members.sequences))
+        blocks = max(1, min(_MAX_BLOCKS, block.members.sequences))
         function, _, threads, shared, _ = self._plan
         self._enqueue(Step(function, blocks, threads, shared), block)
 
@@ -172,4 +172,4 @@ class RowMover:
 
 
 def _most_blocks(launch: Any, processors: int) -> int:
-    return _MOST_BLOCKS if launch.grid is Grid.lists else int(launch.resident) * processors
+    return _MAX_BLOCKS if launch.grid is Grid.lists else int(launch.resident) * processors

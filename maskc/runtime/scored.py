@@ -73,7 +73,7 @@ _TENSOR_CORES = ("sm_80", "sm_90a")
 """Targets whose kernels read the table of pairs in storage precision too."""
 _HALVES, _TWOS, _EIGHTS, _ALONE, _HALF_GRADIENT = 1, 2, 4, 8, 16
 """Flags of `score_pairs`, see templates/common/gen/score.h.j2. The next one is TABLES_LEFT."""
-_MOST_TEMPLATES = 256
+_MAX_TEMPLATES = 256
 """Blocks that are kept to be used again."""
 _ALIGNED = 16
 """Bytes: kernels know how a table is aligned up to these."""
@@ -128,7 +128,7 @@ class _Remembered(NamedTuple):
         block = bytearray(self.block)
         for (number, _), place in zip(self.read, places, strict=True):
             _ADDRESS.pack_into(block, _TABLES + _ADDRESS.size * number, place)
-        if len(self.blocks) >= _MOST_TEMPLATES:
+        if len(self.blocks) >= _MAX_TEMPLATES:
             self.blocks.clear()
         made = self.blocks[places] = bytes(block)
         return made
@@ -283,7 +283,7 @@ class ScoreReader:
             if not hasattr(x, "data_ptr") or x.data_ptr() != table.view.pointer:
                 return  # a copy, or an array of the formula's own
             read.append((number, name))
-        if len(self._known) >= _MOST_TEMPLATES:
+        if len(self._known) >= _MAX_TEMPLATES:
             self._known.clear()
         self._known[key] = _Remembered(block, tuple(read), tuple(rest), {})
 
@@ -448,7 +448,7 @@ class ScoreReader:
         template = self._templates.get(key)
         if template is None:
             template = bytes(self._template(extents, tables))
-            if len(self._templates) >= _MOST_TEMPLATES:
+            if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
             self._templates[key] = template
         block = SCORE.from_buffer_copy(template)

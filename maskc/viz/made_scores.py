@@ -10,7 +10,7 @@ from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK, walk
 
-_MOST = 1 << 24
+_MAX = 1 << 24
 """Scores that are made up, at most; they are a matrix."""
 _NEAR, _TOPIC = 1.0, 1.5
 """Weights of the key's distance and of a shared topic, relative to noise of size 1."""
@@ -33,7 +33,7 @@ def with_scores(
     """
     if not selects(mask) or "scores" in data:
         return dict(data), ()
-    if n_q * n_kv > _MOST:
+    if n_q * n_kv > _MAX:
         return dict(data), ("all candidates of topk",)
     sizes = {x.scored_blocks for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
     q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)

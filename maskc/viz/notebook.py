@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from maskc.core.svg import MOST_CELLS, page, panel
+from maskc.core.svg import MAX_CELLS, page, panel
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import data_of_calls
 from maskc.ir.heads import written_heads as written_heads
@@ -36,7 +36,7 @@ def html_of(shown: Picture) -> str:
     """A picture as HTML."""
     panels = []
     for shown_panel in shown.panels[:_PANELS]:
-        cells = shown_panel.raster.fit(MOST_CELLS, MOST_CELLS)
+        cells = shown_panel.raster.fit(MAX_CELLS, MAX_CELLS)
         n_q, n_kv = shown.span.shape
         caption = f"{words.percent(shown_panel.numbers.live_share)} live"
         if shown_panel.heads:

@@ -25,9 +25,9 @@ from maskc.layout.tiles.numbers import Numbers
 from maskc.viz.made_scores import with_scores
 from maskc.viz.view import View, ViewSpan, views
 
-MOST_TILES = 2048
+MAX_DRAWN_TILES = 2048
 """The most tiles in a row or a column of a raster."""
-MOST_ELEMENTS = 256
+MAX_ELEMENTS = 256
 """Windows of at most this many queries and keys show their elements."""
 
 _TILES_WANTED = 64
@@ -145,7 +145,7 @@ def suitable_tile(n_q: int, n_kv: int) -> TileShape:
 
 def _coarse(side: int, length: int) -> int:
     """The side, doubled until a raster of the length stays small, or no larger tile exists."""
-    while side * MOST_TILES < length and 2 * side <= _LARGEST_TILE:
+    while side * MAX_DRAWN_TILES < length and 2 * side <= _LARGEST_TILE:
         side *= 2
     return side
 
@@ -241,7 +241,7 @@ def _panel(
     heads: tuple[int, ...], view: View, tile: TileShape, elements: bool, problem: Problem
 ) -> Panel:
     layout = view.layout(tile)
-    if elements and max(view.n_q, view.n_kv) <= MOST_ELEMENTS:
+    if elements and max(view.n_q, view.n_kv) <= MAX_ELEMENTS:
         raster = Raster.of_elements(view.elements())
     else:
         live, step = live_pairs(view.keep, view.arrays, layout)
@@ -257,7 +257,7 @@ def _numbers(view: View, layout: BlockLayout, problem: Problem) -> Numbers:
 # ------------------------------------------------------------------ pairs of tiles
 
 
-MOST_PAIRS = 1 << 25
+MAX_PAIRS = 1 << 25
 """Pairs that are looked at: about a second. Beyond, queries at even distances stand for all."""
 _AT_ONCE = 1 << 20
 """Pairs in memory at once."""
@@ -274,7 +274,7 @@ def tile_pairs(layout: BlockLayout) -> np.ndarray:
 
 
 def live_pairs(
-    keep: Expr, arrays: Mapping[str, np.ndarray], layout: BlockLayout, most: int = MOST_PAIRS
+    keep: Expr, arrays: Mapping[str, np.ndarray], layout: BlockLayout, most: int = MAX_PAIRS
 ) -> tuple[np.ndarray, int]:
     """The live pairs of every tile.
 

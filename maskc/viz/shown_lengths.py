@@ -8,7 +8,7 @@ from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.questions.lengths import constants, fixed_lengths
 
-_FEWEST, _MOST = 256, 1 << 17
+_FEWEST, _MAX = 256, 1 << 17
 """Elements are drawn up to the first; at the second a picture has 1024 tiles of 128 a side."""
 _TIMES = 4
 """A mask has its shape at this many times its largest constant."""
@@ -38,7 +38,7 @@ def showing(
     if not sizes:
         return _PLAIN, _PLAIN
     side = 1 << (_TIMES * max(sizes) - 1).bit_length()
-    side = min(max(side, _FEWEST), _MOST)
+    side = min(max(side, _FEWEST), _MAX)
     if side > _FEWEST:
         side = max(side, _TILED)
     if side > _PLAIN and 3 * max(sizes) <= 2 * _PLAIN and selects(mask):

@@ -28,9 +28,9 @@ CELLS = 256
 """The most cells in a row or a column."""
 _LONGEST = 512
 """Default limit on queries and keys of synthetic tensors: larger masks take longer."""
-_MOST = 1 << 28
+_MAX = 1 << 28
 """Pairs that are computed, at most: some seconds."""
-_MOST_SELECTED = 1 << 24
+_MAX_SELECTED = 1 << 24
 """Pairs of a mask that selects keys, which ranks all of them at once."""
 _AT_ONCE = 1 << 22
 """Pairs in memory at once."""
@@ -161,7 +161,7 @@ def weights(
         n_q, n_kv = of_q.shape[2], of_k.shape[2]
         source = "given q and k"
     n_q, n_kv = check_lengths(n_q, n_kv)
-    most = _MOST_SELECTED if selects(mask) else _MOST
+    most = _MAX_SELECTED if selects(mask) else _MAX
     if n_q * n_kv > most:
         raise TooManyWeights(n_q, n_kv, f"{most:,}", at="n")
     if q is None:

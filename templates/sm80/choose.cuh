@@ -61,7 +61,7 @@ FN void load_keys(struct Shared &shared, const struct Attention &p, const struct
 }
 
 // Computes the scores of the next tile and returns its word. Pairs that are not candidates become
-// DEAD.
+// NO_CANDIDATE.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w,
                    i32 (&allowed)[2]) {
     const struct Tile tile = tile_at(shared.block.list, w.at);
@@ -81,7 +81,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
         if (!masked) continue;
 #pragma unroll
         for (int i = 0; i < OWN; i++)
-            if (!(own >> i & 1)) score_at(s, r, i) = DEAD;
+            if (!(own >> i & 1)) score_at(s, r, i) = NO_CANDIDATE;
     }
     return tile.index | (masked ? MASKED : 0);
 }

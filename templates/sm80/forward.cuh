@@ -196,7 +196,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
 }
 
 // The next tile, in one register if registers are short, or if it is just a list entry.
-constexpr bool PACKED = TILE_LISTS || SHORT_OF_REGISTERS;
+constexpr bool PACKED = TILE_LISTS || REGISTER_PRESSURE;
 FN void pack(struct Tile &tile) {
     if constexpr (PACKED) tile.index = tile.index * 2 + tile.full;
 }
@@ -243,7 +243,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     float (&top)[ROWS] = PARK_ROWS ? shared.top[threadIdx.x] : own[0];
     float (&sum)[ROWS] = PARK_ROWS ? shared.sum[threadIdx.x] : own[1];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) top[r] = NO_TOP, sum[r] = 0.0f;
+    for (int r = 0; r < ROWS; r++) top[r] = ROW_MAX_INIT, sum[r] = 0.0f;
     clear(o);
 #if WIDE
     copy_wait<0>();
@@ -320,7 +320,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         keep_chosen(seen, s, &p, block, first_k);
 #endif
 #if E4M3_POOLS
-        if (BENT) scale_scores(s, block.key_scale);
+        if (PAIRWISE_LOGITS) scale_scores(s, block.key_scale);
 #endif
         make_logits(s, &p, block, first_k);
         if (masked && !sees_all(seen)) hide_rest(s, seen);

@@ -127,7 +127,7 @@ FN void attend(struct Shared &shared, const struct Attention &p, const struct It
     float (&top)[ROWS] = PARK_ROWS ? shared.top[threadIdx.x] : own[0];
     float (&sum)[ROWS] = PARK_ROWS ? shared.sum[threadIdx.x] : own[1];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) top[r] = NO_TOP, sum[r] = 0.0f;
+    for (int r = 0; r < ROWS; r++) top[r] = ROW_MAX_INIT, sum[r] = 0.0f;
     clear(o);
     take_slopes(shared, p, item);
     if (count > 0) {

@@ -118,7 +118,7 @@ FN u32 p_place(u32 row, u32 piece) {
 FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attention &p,
               struct Heads &heads, const struct Item &item, i32 left) {
     const struct Logit all = logit_of(&p, 0);
-    const float unit = BENT ? all.unit : p.scale * LOG2E;  // signed
+    const float unit = PAIRWISE_LOGITS ? all.unit : p.scale * LOG2E;  // signed
     const struct Steps steps = steps_from(p, item.query);
     const i32 own = make_opaque(threadIdx.x) % 4 * 2;
 #pragma unroll

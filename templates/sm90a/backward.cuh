@@ -24,7 +24,7 @@
 // one takes an arrival from each consumer warpgroup.
 //   column_full, column_free         k and v of an item, and `item`. One without tiles, whose
 //                                    gradients are zero, arrives likewise
-//   q_full, q_free                   a tile of q; `word`, `head`, lse, and delta if FOLDED
+//   q_full, q_free                   a tile of q; `word`, `head`, lse, and delta if LSE_IN_WGMMA
 //   dout_full, dout_free             a tile of dout, and delta otherwise
 //   dq_full[group], dq_free[group]   the group's four warps have written their dq; warp 1: it has
 //                                    left shared memory, or may be added
@@ -124,7 +124,7 @@ struct Source {
 struct Shared {
     unsigned char k[K_BYTES], v[V_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[DOUT_STAGES][DOUT_BYTES];
-#if FOLDED
+#if LSE_IN_WGMMA
     // bf16 pieces of lse and delta. They must not come last: WGMMA reads them as if they were twice
     // as long.
     unsigned char rows[STAGES][PIECE_BYTES];
@@ -144,7 +144,7 @@ struct Shared {
 #if ZEROES
     unsigned char zeros[ZERO_BYTES];
 #endif
-#if !FOLDED
+#if !LSE_IN_WGMMA
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
 #endif
 #if WITH_THRESHOLDS
@@ -250,16 +250,18 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
 }
 
 // EARLY: issue dp = dout . v before the scores become weights, if there are registers for both.
-constexpr bool FEW = QUERIES <= 64;
+constexpr bool SMALL_TILE = QUERIES <= 64;
 constexpr bool EARLY =
-    !LONG_LOGITS && !WIDE_SUMS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
+    !LONG_LOGITS && !WIDE_SUMS
+    && (THRESHOLDS ? SMALL_TILE
+        : !(PAIRWISE_LOGITS || WITH_ENTMAX) || (SMALL_TILE && !REGISTER_PRESSURE));
 // LSE_EARLY, DELTA_EARLY: load lse and delta before issuing the WGMMAs. Afterwards the loads would
 // queue behind the WGMMA operand reads from shared memory.
 constexpr bool LSE_EARLY =
-    EARLY && !BENT && !MASK_HEAVY && (DROPS ? FEW : !THRESHOLDS && !WITH_ENTMAX);
-constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
+    EARLY && !PAIRWISE_LOGITS && !MASK_HEAVY && (DROPS ? SMALL_TILE : !THRESHOLDS && !WITH_ENTMAX);
+constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !REGISTER_PRESSURE;
 
-#if FOLDED
+#if LSE_IN_WGMMA
 FN const float *lse_in(const struct Shared &, u32, i32) { return nullptr; }
 FN const float *delta_in(const struct Shared &, u32, i32) { return nullptr; }
 #else
@@ -383,7 +385,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
     struct Shared &shared = shared_memory();
     struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
                                      shared_address(shared.ds), group);
-#if FOLDED
+#if LSE_IN_WGMMA
     tiles.rows = along_pieces(shared_address(shared.rows) + 16 * first_row(group));
 #endif
     const u32 at = stage.at();
@@ -476,7 +478,7 @@ FN void take_step(ValueGradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ri
 #endif
     fence_operand(dq);
     await_dq(shared, turn, group, staged);
-    add_dq(dq, slope, shared, p, step, turn, ALONE ? 0 : group);
+    add_dq(dq, slope, shared, p, step, turn, ONE_WARPGROUP ? 0 : group);
 #pragma unroll
     for (int share = 1; share < OWN_SHARES; share++) {
         begin_dq(dq, tiles, at, share);
@@ -525,7 +527,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         clear(dv);
 #pragma unroll 1
         for (i32 left = column.steps; left > 0; left--, stage.next())
-            take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1);
+            take_step(dv, dk, stage, staged, column, p, group, ONE_WARPGROUP && left == 1);
         if (column.steps > 0 && thread == 0) arrive(shared.column_free);
         const u32 last = (stage.steps - 1) % STAGES;
         if (column.shared) add_column(dk, dv, column, p, group);
@@ -533,7 +535,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         // Only after store_column, where all warps meet: until then some warp may still read
         // `column`.
         if (column.steps == 0 && thread == 0) arrive(shared.column_free);
-        if (ALONE && column.steps > 0 && thread == 0)
+        if (ONE_WARPGROUP && column.steps > 0 && thread == 0)
             arrive(shared.dout_free[dout_at(last)]), arrive(shared.q_free[last]);
     }
 #if STAGED

@@ -165,7 +165,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     if (word & MASKED) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            apply_mask(s, seen, r, DEAD);
+            apply_mask(s, seen, r, NO_CANDIDATE);
 #pragma unroll
             for (int i = 0; i < WORDS; i++)
                 allowed[r] += __popc(word_of(seen, r, i) & bits_before(OWN - 32 * i));

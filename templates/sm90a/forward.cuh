@@ -410,7 +410,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #if WITH_PAIR_TILES
     if (follows(next)) lay_pairs(p, row, query, next);
 #endif
-    raise_tops(s, factors.unit, factors.stale, softmax);
+    raise_tops(s, factors.unit, factors.margin, softmax);
     exponentials(s, 0, factors.unit, softmax);
     exponentials(s, 1, factors.unit, softmax);
     drop(s, stay);
@@ -503,9 +503,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 #if WITH_PAIR_RING
         const bool weighed = SUMS_DECIDE && weigh(weights, s, factors.unit, softmax);
-        const bool raised = !weighed && raise_tops(s, factors.unit, factors.stale, softmax);
+        const bool raised = !weighed && raise_tops(s, factors.unit, factors.margin, softmax);
 #else
-        const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
+        const bool raised = raise_tops(s, factors.unit, factors.margin, softmax);
 #endif
         if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);

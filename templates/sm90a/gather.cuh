@@ -192,7 +192,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
     const u64 q = along_columns(shared_address(shared.q) + group * 64 * SLAB_ROW);
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
-    const float unit = unit_of(p), stale = STALE * fast_reciprocal(unit);
+    const float unit = unit_of(p), margin = RESCALE_THRESHOLD * fast_reciprocal(unit);
     const i32 row = row_in_tile(group);
     Ring<STAGES> stage;
     u32 q_turn = 0;
@@ -237,7 +237,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             if (flips(p)) negate(s);
             if (tile + 1 == tiles)
                 apply_mask(s, columns_before(count - tile * TILE_K), MINUS_INFINITY);
-            raised = raise_tops(s, unit, stale, softmax);
+            raised = raise_tops(s, unit, margin, softmax);
             exponentials(s, 0, unit, softmax);
             fence_operand(s);
             // The wait is duplicated in both branches, so that ptxas does not hoist it above the

@@ -42,7 +42,7 @@ FN void raise_tops(const Scores &s, float (&top)[2], float (&sum)[2], Output &o)
 #pragma unroll
     for (int r = 0; r < 2; r++)
         peak[r] = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-    const bool far = peak[0] - top[0] > STALE || peak[1] - top[1] > STALE;
+    const bool far = peak[0] - top[0] > RESCALE_THRESHOLD || peak[1] - top[1] > RESCALE_THRESHOLD;
     if (!__any_sync(0xffffffff, far)) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -130,7 +130,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     Output o;
 #pragma unroll
     for (int u = 0; u < SPANS; u++) clear(o[u]);
-    float top[2] = {NO_TOP, NO_TOP}, sum[2] = {0.0f, 0.0f};
+    float top[2] = {ROW_MAX_INIT, ROW_MAX_INIT}, sum[2] = {0.0f, 0.0f};
 #pragma unroll 1
     for (i32 i = 0; i < list.count; i++) {
         const struct Tile tile = tile_at(list, i);

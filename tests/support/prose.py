@@ -13,7 +13,7 @@ from proselint.registry.checks import Check, CheckFlags, CheckResult, types
 from proselint.registry.checks.engine import Fancy
 from proselint.tools import LintFile
 
-from tests.support.words import MOST_WORDS, PHRASES
+from tests.support.words import MAX_WORDS, PHRASES
 
 ADVICE = {
     "but for": "write 'except'",
@@ -92,7 +92,7 @@ def sentences(prose: str) -> Iterator[tuple[int, str]]:
 def _long_sentences(prose: str, check: Check) -> Iterator[CheckResult]:
     for start, sentence in sentences(prose):
         count = sum(any(map(str.isalnum, word)) for word in sentence.split())
-        if count > MOST_WORDS:
+        if count > MAX_WORDS:
             first = start + len(sentence) - len(sentence.lstrip())
             yield CheckResult(check.path, check.message.format(count), (first, first + 60), None)
 

@@ -44,7 +44,7 @@ PHRASES = {
 }
 """Patterns that no docstring or comment should have. Write: except; must; two sentences; two
 sentences; two sentences; a noun; next to, alongside or compared with; needs; every s-th."""
-MOST_WORDS = 35
+MAX_WORDS = 35
 """Words that a sentence of a docstring may have."""
 VAGUE = frozenset(("found", "each", "own", "anew", "beside"))
 """Names that do not say what a variable holds."""
@@ -177,7 +177,7 @@ def findings(files: Iterable[Path]) -> Iterator[Finding]:
             if hit := INDENTED.search(SECTION.split(cleandoc(text))[0]):
                 yield Finding("indented paragraph", file, line, hit[0].strip())
             for sentence in sentences(text):
-                if words(sentence) > MOST_WORDS:
+                if words(sentence) > MAX_WORDS:
                     yield Finding("long sentence", file, line, sentence)
 
 

@@ -144,7 +144,7 @@ def test_other_masks_have_no_such_rival(name):
 
 
 def test_too_many_scores_of_an_indexer_are_not_ranked(monkeypatch):
-    monkeypatch.setattr(unfused, "_MOST", 4 * 48 * 64 - 1)
+    monkeypatch.setattr(unfused, "_MAX", 4 * 48 * 64 - 1)
     case = case_of("indexer")
     with pytest.raises(Unavailable, match=r"would make 1.23e\+04 scores in memory"):
         unfused.chosen_by_torch(case, make_tensors(case, "cpu"))

@@ -83,7 +83,7 @@ def test_more_tiles_than_a_block_keeps_while_it_waits(monkeypatch):
     """A block finds the tiles of a long row again when its place is known."""
 
     def short(unit, *rest, **options):
-        text = unit.text.replace("STASH = 1024", "STASH = 3")
+        text = unit.text.replace("STASH_WORDS = 1024", "STASH_WORDS = 3")
         return machine.build(replace(unit, text=text), *rest, **options)
 
     monkeypatch.setattr("maskc.runtime.launch.kernels.build", short)

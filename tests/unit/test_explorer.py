@@ -116,7 +116,7 @@ def test_what_a_selection_chose_is_shown_where_scores_are_given():
 
 
 def test_arrays_that_are_too_large_are_refused(monkeypatch):
-    monkeypatch.setattr(model_module, "MOST_BYTES", 100)
+    monkeypatch.setattr(model_module, "MAX_BYTES", 100)
     with pytest.raises(ExplorerTooLarge) as found:
         mask_model(mc.documents("doc"), 512, data={"doc": np.arange(512)})
     assert str(found.value) == (

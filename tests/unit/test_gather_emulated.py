@@ -9,7 +9,7 @@ import torch
 
 import maskc as mc
 from maskc.core import errors
-from maskc.layout.topk.indexer import MOST_HEADS
+from maskc.layout.topk.indexer import MAX_HEADS
 from tests.support.emulated import emulated_card  # noqa: F401
 from tests.support.gathered import check, few, grid, indexer, with_factors
 from tests.support.hopper import same_bits
@@ -69,7 +69,7 @@ def test_the_rest_below_hopper():
     narrow = indexer(1, 3, 20, 150, 256, dtype=torch.float8_e4m3fn)
     with pytest.raises(errors.DataType, match=r"expected bfloat16\n"):
         attn(*made[:3], **narrow)
-    for heads in (0, MOST_HEADS + 1):
+    for heads in (0, MAX_HEADS + 1):
         with pytest.raises(errors.DataRange, match=f"{heads} heads of 256 elements"):
             attn(*made[:3], **indexer(1, heads, 20, 150, 256))
 

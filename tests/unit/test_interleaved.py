@@ -167,7 +167,7 @@ def test_lists_without_room_have_larger_tiles(monkeypatch):
     mask = mc.flags("x") & BAND
     attn, x = compiled(mask, 64, mode=INTERLEAVED), on_device(flags(np.random.default_rng(0)))
     made = given(N, N, 64, batch=2, heads=8, kv_heads=2)[:3]
-    monkeypatch.setattr("maskc.runtime.device_lists.data._MOST_TILES", 2)
+    monkeypatch.setattr("maskc.runtime.device_lists.data._MAX_TILES", 2)
     attn(*made, x=x)
     assert isinstance(attn._last[1], ListsPlan)
     assert INTERLEAVED not in forward_modes(attn)

@@ -14,7 +14,7 @@ import maskc as mc
 from maskc import driver
 from maskc.analysis.counts import count_pairs
 from maskc.core.evaluator import evaluate
-from maskc.ir.grid import MOST_AXES, GridMask, grid_mask
+from maskc.ir.grid import MAX_AXES, GridMask, grid_mask
 from tests.support.thorough import examples
 
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -97,7 +97,7 @@ def test_neighbouring_axes_become_one():
     )  # fmt: skip
     grid = grid_mask(driver.lowered(mask).keep)
     assert grid is not None
-    assert len(grid.axes) == MOST_AXES
+    assert len(grid.axes) == MAX_AXES
     np.testing.assert_array_equal(product_of(grid, 3), mask.dense(90))
 
 

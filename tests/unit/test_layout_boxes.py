@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskc.core.boxes import MOST_ALONG, Boxes, boxes_along, steps_of, sub_box, tokens_of
+from maskc.core.boxes import MAX_ALONG, Boxes, boxes_along, steps_of, sub_box, tokens_of
 from maskc.core.layout import FULL, PARTIAL
 from maskc.layout.tiles.grid_tiles import box_layout, box_words, sides
 from tests.support.host_bits import places
@@ -133,8 +133,8 @@ def test_tokens_of_boxes(grid, box):
 def test_which_lengths_are_a_grid():
     boxes = Boxes((6, 10), (2, 8, 8), (2, 8, 8), 128)
     assert boxes.hold(60, 60)
-    assert boxes.hold(60 * MOST_ALONG, 60 * MOST_ALONG)
-    for n_q, n_kv in ((0, 0), (61, 61), (60, 120), (60 * (MOST_ALONG + 1),) * 2):
+    assert boxes.hold(60 * MAX_ALONG, 60 * MAX_ALONG)
+    for n_q, n_kv in ((0, 0), (61, 61), (60, 120), (60 * (MAX_ALONG + 1),) * 2):
         assert not boxes.hold(n_q, n_kv)
     assert boxes.grid(180) == (3, 6, 10)
     assert boxes.counts(180) == (2 * 1 * 2, 2 * 1 * 2)

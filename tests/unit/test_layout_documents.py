@@ -26,7 +26,7 @@ from maskc.layout import (
     most_runs,
     room_of,
 )
-from maskc.layout.tiles.document_tiles import MOST_KEYS, DocumentTileLists, tiles_of
+from maskc.layout.tiles.document_tiles import MAX_KEYS, DocumentTileLists, tiles_of
 from tests.support.thorough import examples
 
 DOCUMENTS = mc.documents("doc")
@@ -154,7 +154,7 @@ def test_full_tiles():
 
 
 def test_a_list_has_an_end():
-    layout = replace(laid_out(DOCUMENTS, 8, 8, TileShape(8, 8)), n_kv=MOST_KEYS + 1)
+    layout = replace(laid_out(DOCUMENTS, 8, 8, TileShape(8, 8)), n_kv=MAX_KEYS + 1)
     with pytest.raises(BadLength):
         document_lists(layout, np.zeros(8, np.int32), np.zeros(8, np.int32))
 

@@ -28,7 +28,7 @@ from maskc.layout import (
     runs_side_by_side,
 )
 from maskc.layout.work import deterministic_order as ordered
-from maskc.layout.work.deterministic_order import BLOCKS, HELD, HOP, MOST_SUMS, sums_of, turns
+from maskc.layout.work.deterministic_order import BLOCKS, HELD, HOP, MAX_SUMS, sums_of, turns
 from tests.support.probe import Block, Probe
 from tests.support.thorough import examples
 
@@ -103,7 +103,7 @@ def by_columns(live):
 
 
 @settings(max_examples=examples(100))
-@given(calls(), st.integers(1, 16), st.booleans(), st.integers(1, MOST_SUMS))
+@given(calls(), st.integers(1, 16), st.booleans(), st.integers(1, MAX_SUMS))
 def test_turns_of_a_row_follow_the_items(call, together, plain, most):
     live = call[0]
     lists, columns, rows = live.shape
@@ -118,7 +118,7 @@ def test_turns_of_a_row_follow_the_items(call, together, plain, most):
         for word, found in zip(tiles[part].tolist(), code[part].tolist(), strict=True):
             before = live[which, own + 1 :, word >> 1].sum()
             number = sums[which, word >> 1]
-            assert divmod(found, MOST_SUMS) == (before // number, before % number)
+            assert divmod(found, MAX_SUMS) == (before // number, before % number)
 
 
 @settings(max_examples=examples(100))
@@ -130,12 +130,12 @@ def test_sums_keep_chains_short(call, n_q):
     found = sums_of(row_ptr, n_q, rule)
     assert found.shape == adders.shape
     assert (found <= np.maximum(adders, 1)).all()
-    assert ((found >= 1) & (found <= MOST_SUMS)).all()
+    assert ((found >= 1) & (found <= MAX_SUMS)).all()
     at_once = BLOCKS / max(1, rule.group_tokens // max(1, n_q))
     steps = max(1, adders.sum() / len(adders))
     late = adders * HOP * at_once / steps
     assert (found[late <= 1] == 1).all()
-    enough = (found == MOST_SUMS) | (found == adders) | (late / found <= 0.5)
+    enough = (found == MAX_SUMS) | (found == adders) | (late / found <= 0.5)
     assert enough[late > 1].all()
     chains = -(-adders // found)
     before = np.pad((found - 1).cumsum(axis=1), ((0, 0), (1, 0)))
@@ -150,12 +150,12 @@ def test_a_window_has_one_sum_and_global_queries_several():
     assert (sums_of(np.cumsum([[0, *adders]], axis=1), 16384, rule) == 1).all()
     adders[0] = 256
     found = sums_of(np.cumsum([[0, *adders]], axis=1), 16384, rule)
-    assert found.tolist() == [[MOST_SUMS] + 255 * [1]]
+    assert found.tolist() == [[MAX_SUMS] + 255 * [1]]
 
 
 def test_kernels_read_turns_as_they_are_written():
     text = (template_folder() / "sm90a" / "lib" / "backward_order.cuh").read_text()
-    assert f"MOST_SUMS = {MOST_SUMS};" in text
+    assert f"MAX_SUMS = {MAX_SUMS};" in text
     assert f"HELD = 1 << {HELD.bit_length() - 1};" in text
 
 
@@ -179,7 +179,7 @@ def both_ways(live, at_once, sums=1, may=True):
     own = np.full((live.shape[0], live.shape[2]), sums, np.int32)
     tiles, code = turns(ptr, words, own, at_once, False, may)
     steps = [
-        ((word >> 1) * sums + found % MOST_SUMS, found % HELD // MOST_SUMS, found >= HELD)
+        ((word >> 1) * sums + found % MAX_SUMS, found % HELD // MAX_SUMS, found >= HELD)
         for word, found in zip(tiles.tolist(), code.tolist(), strict=True)
     ]
     lists = [[steps[a:b] for a, b in pairwise(each)] for each in ptr.tolist()]
@@ -218,7 +218,7 @@ def test_nobody_waits_for_ever(live, blocks, heads, most, random):
         made = dict(in_turn(parts, 64 * rows, 1, rule))
         together = heads_together(np.diff(ptr), longest_chain(made), 64 * rows, rule)
     work = ordered_work(list_spans(ptr), of_head, 4 * heads, together, rule)
-    which, rank = made["col_turns"] % MOST_SUMS, made["col_turns"] % HELD // MOST_SUMS
+    which, rank = made["col_turns"] % MAX_SUMS, made["col_turns"] % HELD // MAX_SUMS
     to = made["col_tiles"] >> 1
     todo = []
     for column, head, first, count, *_, shared in work.items.tolist():

@@ -217,7 +217,7 @@ def test_in_steps_and_without_gradient(monkeypatch):
     with torch.no_grad():
         _, plain = mc.attention(*call, **index, indexer_loss=True)
     assert not plain.requires_grad
-    monkeypatch.setattr(indexer_loss, "_MOST", 1)
+    monkeypatch.setattr(indexer_loss, "_MAX", 1)
     _, steps = mc.attention(*call, **index, indexer_loss=True)
     assert (steps - whole).abs().max() < 1e-6
     assert (plain - whole).abs().max() < 1e-6

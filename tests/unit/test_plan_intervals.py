@@ -24,7 +24,7 @@ from maskc.ir.lift import Lifted, lift
 from maskc.layout import bind_arrays, held_arrays, sequence_arrays
 from maskc.patterns import block_diffusion
 from maskc.plan.data_intervals import RUN, DataIntervals, data_intervals
-from maskc.plan.intervals import MOST, Interval, intervals
+from maskc.plan.intervals import MAX_TERMS, Interval, intervals
 from maskc.testing.strategies import data_for, lengths, masks, plain_atoms
 from tests.support.thorough import examples
 
@@ -185,7 +185,7 @@ def test_few_are_worth_it_and_many_are_not():
     def corner(i: int) -> mc.Mask:
         return mc.where(lambda q, k: (q < 3 + 4 * i) & (k < 40 - 5 * i))
 
-    few, many = union_of(MOST, corner), union_of(MOST + 1, corner)
+    few, many = union_of(MAX_TERMS, corner), union_of(MAX_TERMS + 1, corner)
     assert check(few, 45, 45, {})
     assert not check(many, 45, 45, {})
 

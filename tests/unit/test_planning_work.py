@@ -123,7 +123,7 @@ def test_loops_are_sought_for_few_disjoint_conjunctions(monkeypatch):
     tile_recipe = recipe.layout_recipe(driver.lowered(SCATTERED).keep, TileShape(2, 64))
     most = [len(tiles.domain().make_disjoint().get_basic_sets())
             for schedule in made for tiles in _maps(schedule)]  # fmt: skip
-    assert max(most, default=0) <= recipe._MOST_PARTS
+    assert max(most, default=0) <= recipe._MAX_PARTS
     layout = SCATTERED.layout(130, 120, block=(2, 64))
     dense = np.pad(SCATTERED.dense(130, 120), ((0, 0), (0, 8)))
     live = dense.reshape(65, 2, 2, 64).any(axis=(1, 3))

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("proselint")
 
 from tests.support.prose import ADVICE, RULES, complaints, without_code
-from tests.support.words import MOST_WORDS, PHRASES
+from tests.support.words import MAX_WORDS, PHRASES
 
 ROOT = Path(__file__).parents[2]
 BROKEN = [
@@ -62,10 +62,10 @@ def test_a_text_without_a_mistake(text: str) -> None:
 
 
 def test_a_long_sentence_and_its_place() -> None:
-    words = " ".join(["word"] * (MOST_WORDS + 1))
+    words = " ".join(["word"] * (MAX_WORDS + 1))
     text = f"# Title\n\n```sh\nmaskc bench\n```\n\nShort. And\n{words}.\n"
     (complaint,) = complaints(text)
-    assert (complaint.line, complaint.rule) == (7, f"{MOST_WORDS + 2} words: two sentences")
+    assert (complaint.line, complaint.rule) == (7, f"{MAX_WORDS + 2} words: two sentences")
     assert complaints(text.replace("And\n", "And.\nA ").replace("word word", "word")) == []
 
 

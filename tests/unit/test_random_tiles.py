@@ -51,7 +51,7 @@ def test_the_budget_does_not_stop_a_question_but_counts_it():
     assert answered == [False] * 50
 
 
-@pytest.mark.parametrize("most", ["_EFFORT", "_MOST_FLOORS"])
+@pytest.mark.parametrize("most", ["_EFFORT", "_MAX_FLOORS"])
 def test_loops_that_might_take_long_are_not_asked_for(most, monkeypatch):
     keep = E.eq(E.floordiv(E.Q, 5), E.floordiv(E.K, 3))
     tile = TileShape(4, 8)

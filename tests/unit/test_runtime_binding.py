@@ -243,7 +243,7 @@ def test_the_last_few_calls_are_remembered():
 
 @pytest.mark.parametrize("given", [IDS.copy, IDS.tolist, lambda: (IDS, IDS)])
 def test_large_data_are_not_remembered(given, monkeypatch):
-    monkeypatch.setattr(binding, "_MOST_MARKED", IDS.nbytes - 1)
+    monkeypatch.setattr(binding, "_MAX_MARKED", IDS.nbytes - 1)
     binder = Binder(bundle("documents"))
     first = binder.bind({"doc": given()}, N, N)
     assert not binder._known
@@ -253,12 +253,12 @@ def test_large_data_are_not_remembered(given, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(binding, "_MOST_BYTES", 2 * (IDS.nbytes + 4 * N))
+    monkeypatch.setattr(binding, "_MAX_BYTES", 2 * (IDS.nbytes + 4 * N))
     binder = Binder(bundle("documents"))
     for i in range(4):
         binder.bind({"doc": IDS + i}, N, N)
         assert len(binder._known) == min(i + 1, 2)
-    monkeypatch.setattr(binding, "_MOST_BYTES", 1)
+    monkeypatch.setattr(binding, "_MAX_BYTES", 1)
     assert binder.bind({"doc": IDS + 9}, N, N).arrays["doc.q"][0] == 9
     assert not binder._known
 
@@ -266,7 +266,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 def test_captured_arrays_are_read_once(monkeypatch):
     """They stay alive with their mask: calls of several lengths and equal masks do not push each
     other out, and a content's digest is found once."""
-    monkeypatch.setattr(binding, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(binding, "_MAX_BYTES", 1000)
     table = np.random.default_rng(0).integers(0, 2, (64, 64))
     found = []
 

@@ -210,7 +210,7 @@ def test_the_host_makes_these_lists(machine, monkeypatch):
     host = np.zeros(300, np.int32)
     monkeypatch.setattr("maskc.layout.inputs.call_data.to_host", lambda given, name: host)
     mask = compiled()
-    monkeypatch.setattr("maskc.runtime.device_lists.data._MOST_TILES", 5)
+    monkeypatch.setattr("maskc.runtime.device_lists.data._MAX_TILES", 5)
     mask(*given(n=300), doc=ids((300,)))
     assert names(machine) == ["attention_forward"]
     mask(*given(n=64, n_kv=300), doc=(ids((64,)), ids((300,))))  # one row of tiles

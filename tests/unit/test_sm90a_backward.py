@@ -20,7 +20,7 @@ from maskc.core.target import TARGETS
 from maskc.plan.families.sm90a import SMALL_HEAD_DIMS
 from maskc.plan.families.sm90a_backward import (
     LONG_COLUMN,
-    MOST_TILES,
+    MAX_COLUMN_TILES,
     SLOPE_SUMS,
     BackwardSchedule,
     backward_schedule,
@@ -109,8 +109,8 @@ def test_workspace_is_what_the_source_reckons_with(dim, form):
 @pytest.mark.parametrize("dim", DIMS)
 def test_long_columns_are_cut_and_sooner_where_others_are_short(dim):
     work = planned(dim).work
-    assert (work.most_tiles, work.uneven_tiles) == (MOST_TILES, LONG_COLUMN)
-    assert LONG_COLUMN < MOST_TILES
+    assert (work.most_tiles, work.uneven_tiles) == (MAX_COLUMN_TILES, LONG_COLUMN)
+    assert LONG_COLUMN < MAX_COLUMN_TILES
 
 
 def test_launches_in_order():

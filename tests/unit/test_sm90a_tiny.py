@@ -28,7 +28,7 @@ from maskc.layout.work.tile_counts import Adders
 from maskc.plan.cost import choice
 from maskc.plan.explain import explain
 from maskc.plan.families.sm90a_mma16 import HEAD_DIMS, TILE
-from maskc.plan.forms.mma16 import MOST_KEYS
+from maskc.plan.forms.mma16 import MAX_KEYS
 from maskc.plan.predict import milliseconds
 from maskc.runtime import CompiledMask
 from tests.support import sass
@@ -76,8 +76,8 @@ MASKS = {
     "blocks of 32": (mc.block_diagonal(32), ONE),
     "window": (mc.window(15), ONE),
     "window of a parameter": (mc.window(mc.param("w", 9)), ONE),
-    "the longest window": (mc.window(MOST_KEYS - 1), ONE),
-    "a longer one": (mc.window(MOST_KEYS), NEITHER),
+    "the longest window": (mc.window(MAX_KEYS - 1), ONE),
+    "a longer one": (mc.window(MAX_KEYS), NEITHER),
     "sinks": (mc.causal() & (mc.sinks(4) | mc.window(9)), NEITHER),
     "blocks of 64": (mc.block_diagonal(64), NEITHER),
     "causal": (mc.causal(), NEITHER),
@@ -175,7 +175,7 @@ def test_a_source_that_cannot_run_is_not_taken():
 def test_which_tiles_forward_calls_take(dim):
     for mask in (BLOCKS, mc.block_diagonal(4), mc.window(7)):
         assert choice(planned(mask, dim), 4096, 4096)[0].unit.plan.form == "tiny"
-    wide = planned(mc.window(MOST_KEYS - 1), dim)
+    wide = planned(mc.window(MAX_KEYS - 1), dim)
     assert choice(wide, 4096, 4096, heads=1000)[0].unit.plan.form == "small"
 
 

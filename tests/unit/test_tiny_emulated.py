@@ -145,7 +145,7 @@ def test_rows_past_the_end_count_for_nothing():
 
 FAULTS = {
     "halves change places": ("transposed(w[2])", "transposed(w[1])"),
-    "a row's top is not raised": ("> STALE", "> 1e30f"),
+    "a row's top is not raised": ("> RESCALE_THRESHOLD", "> 1e30f"),
     "a pair past the end counts": ("const bool inside = row < n_q && column < n_kv;",
                                    "const bool inside = true;"),
 }  # fmt: skip

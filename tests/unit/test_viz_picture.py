@@ -230,7 +230,7 @@ def test_a_million_tokens_cost_no_matrix(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "evaluate", counted)
     shown = picture(mask, 1_000_000)
     zoomed = picture(mask, 1_000_000, span=(500_000, 500_100, 499_000, 499_256))
-    assert sum(looked_at) <= 1.1 * module.MOST_PAIRS
+    assert sum(looked_at) <= 1.1 * module.MAX_PAIRS
     assert max(looked_at) <= 1 << 20
     assert shown.panels[0].raster.step > 1
     assert max(shown.panels[0].raster.classes.shape) <= 2048

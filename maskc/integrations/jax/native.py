@@ -32,7 +32,7 @@ from maskc.runtime.launch.tensor_maps import MODE
 TARGETS = {"cpu": "maskc_on_host", "cuda": "maskc_on_gpu"}
 """The name of the custom call, by JAX's platform; also that of the function in runner.c."""
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
-_MOST_BLOCK, _MOST_MAPS = 4096, 16
+_MAX_BLOCK, _MAX_MAPS = 4096, 16
 
 
 class _CPlace(ctypes.Structure):
@@ -188,7 +188,7 @@ def _step(recording: Recording, recorded: Clear | CudaStep | HostStep) -> _CStep
     if isinstance(recorded, Clear):
         step.clear, step.clear_bytes = recorded.number, recording.bytes_of(recorded.number)
         return step
-    if len(recorded.block) > _MOST_BLOCK:
+    if len(recorded.block) > _MAX_BLOCK:
         raise NotRecorded(f"an argument block has {len(recorded.block)} bytes")
     step.block = ctypes.c_char_p(recorded.block)
     step.block_bytes = len(recorded.block)
@@ -198,7 +198,7 @@ def _step(recording: Recording, recorded: Clear | CudaStep | HostStep) -> _CStep
     if isinstance(recorded, HostStep):
         step.host = ctypes.cast(recorded.entry, ctypes.c_void_p).value
         return step
-    if len(recorded.maps) > _MOST_MAPS:
+    if len(recorded.maps) > _MAX_MAPS:
         raise NotRecorded(f"a launch has {len(recorded.maps)} tensor maps")
     step.maps_count = len(recorded.maps)
     step.maps = (_CMap * len(recorded.maps))(*map(_map, recorded.maps))

@@ -14,7 +14,7 @@
 
 #include <xla/ffi/api/c_api.h>
 
-enum { MADE = 128, MOST_BLOCK = 4096, MOST_MAPS = 16, SLOTS = 1024 };
+enum { MADE = 128, MAX_BLOCK = 4096, MAX_MAPS = 16, SLOTS = 1024 };
 
 /* ---------------------------------------------------------------- programs, as native.py has them */
 
@@ -140,7 +140,7 @@ static inline void fill(char *block, const Step *step, const uint64_t *at, const
 
 XLA_FFI_Error *maskc_on_host(XLA_FFI_CallFrame *frame) {
   if (asked(frame)) return NULL;
-  _Alignas(64) char block[MOST_BLOCK];
+  _Alignas(64) char block[MAX_BLOCK];
   uint64_t at[2 * MADE];
   Program *program;
   XLA_FFI_Error *error = called(frame, &program, at);
@@ -252,8 +252,8 @@ static const char *copied(Program *program, void *context, void *stream, Copies 
 
 static const char *launched(const Step *step, const uint64_t *at, const uint64_t *tables,
                             void *stream) {
-  _Alignas(64) char block[MOST_BLOCK];
-  _Alignas(64) char maps[128 * MOST_MAPS];
+  _Alignas(64) char block[MAX_BLOCK];
+  _Alignas(64) char maps[128 * MAX_MAPS];
   void *arguments[2] = {block, maps};
   fill(block, step, at, tables);
   for (int64_t i = 0; i < step->maps_count; i++) {

@@ -23,7 +23,7 @@ from maskc.runtime.alphas import backward, forward, runs_of
 from maskc.runtime.autograd import is_traced
 from maskc.runtime.selecting import Pairs, pairs_of_call
 
-_MOST = 1 << 24
+_MAX = 1 << 24
 """Scores of a step of the gradient of alpha, in fp64."""
 _NEAR_SOFTMAX = 1e-4
 """alpha - 1 below which r is its limit: there the two differ by less than fp32 tells."""
@@ -111,7 +111,7 @@ def gradient_of_alpha(call: AttentionCall, alpha: Any, pairs: Pairs) -> Any:
     keys, values = (x.double().repeat_interleave(group, 1).mT for x in (k, v))
     total = torch.zeros(heads, dtype=torch.float64, device=q.device)
     every = torch.arange(n_kv, device=q.device)
-    step = max(1, _MOST // max(1, batch * heads * n_kv))
+    step = max(1, _MAX // max(1, batch * heads * n_kv))
     for first in range(0, n_q, step):
         last = min(first + step, n_q)
         products = q[:, :, first:last].double() @ keys

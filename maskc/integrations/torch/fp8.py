@@ -8,7 +8,7 @@ import torch
 
 from maskc.core.errors import BadShape
 
-_MOST = 448.0
+_MAX = 448.0
 """The largest number of E4M3."""
 
 
@@ -30,6 +30,6 @@ def to_e4m3(x: Any, heads: int | None = None) -> tuple[Any, Any]:
         raise BadShape("x", tuple(x.shape), f"[B, a multiple of {heads or 1}, N, D]", at="x")
     grouped = x.detach().float().unflatten(1, (heads or x.shape[1], -1))
     most = grouped.abs().amax((2, 3, 4)) if x.numel() else x.new_ones(x.shape[0], heads or 1)
-    factors = torch.where(most > 0, most / _MOST, 1.0).float()
+    factors = torch.where(most > 0, most / _MAX, 1.0).float()
     small = (grouped / factors[:, :, None, None, None]).flatten(1, 2)
-    return small.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn), factors
+    return small.clamp(-_MAX, _MAX).to(torch.float8_e4m3fn), factors

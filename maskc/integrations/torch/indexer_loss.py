@@ -25,7 +25,7 @@ from maskc.dispatch.options import alpha_less_1
 from maskc.integrations.torch.option_logits import option_logits
 from maskc.runtime.selecting import Pairs, allowed_of, kept_of_chosen, lists_of
 
-_MOST = 1 << 24
+_MAX = 1 << 24
 """Elements of the largest tensor of a step."""
 
 
@@ -118,7 +118,7 @@ class _Terms:
         if one.score is Score.indexer:
             j = self.ranking["index_q"].shape[1]
             row = max(row, j * (sizes.n_kv if self.lists is None else self.groups * width))
-        return max(1, _MOST // max(1, row * sizes.batch))
+        return max(1, _MAX // max(1, row * sizes.batch))
 
     @property
     def groups(self) -> int:

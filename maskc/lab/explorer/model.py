@@ -33,7 +33,7 @@ from maskc.questions.mask_at_lengths import pairs_of
 from maskc.viz.view import hull_asked
 from maskc.viz.words import cut
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Bytes of all arrays that a page may hold."""
 _EXACT = (1 << 53) - 1
 """The largest number up to which the page computes exactly."""
@@ -186,8 +186,8 @@ def _stored(array: np.ndarray, pool: Plain, stored: dict[bytes, str]) -> str:
     if key not in stored:
         stored[key] = f"array{len(stored)}"
         size = sum(map(len, stored))
-        if size > MOST_BYTES:
-            raise ExplorerTooLarge(f"{size:,}", f"{MOST_BYTES:,}")
+        if size > MAX_BYTES:
+            raise ExplorerTooLarge(f"{size:,}", f"{MAX_BYTES:,}")
         pool[stored[key]] = {
             "shape": list(content.shape), "kind": np.dtype(kind).name,
             "data": b64encode(content.tobytes()).decode(),

@@ -12,7 +12,7 @@ from typing import Any
 from maskc import driver
 from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
-from maskc.core.boxes import MOST_ALONG
+from maskc.core.boxes import MAX_ALONG
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.coefficients import card_of
 from maskc.core.errors import MaskcError
@@ -84,11 +84,11 @@ def _boxes(plan: KernelPlan) -> Iterator[Plain]:
         along = " x ".join(map(str, boxes.extents))
         yield {
             "mode": "boxes", "label": "Boxes", "extents": list(boxes.extents),
-            "q": list(boxes.q), "k": list(boxes.k), "most": MOST_ALONG,
+            "q": list(boxes.q), "k": list(boxes.k), "most": MAX_ALONG,
             "said": f"boxes of {_by(boxes.q)} queries and {_by(boxes.k)} keys, in a grid of rows "
             f"of {along} tokens",
             "partial": _partial(candidate),
-            "only": f"square, whole rows of {boxes.period} tokens, at most {MOST_ALONG} of them",
+            "only": f"square, whole rows of {boxes.period} tokens, at most {MAX_ALONG} of them",
         }  # fmt: skip
         return
 

@@ -21,7 +21,7 @@ from maskc.dsl.pattern import Pattern
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.set_comparison import equals
 
-_MOST = 1 << 30
+_MAX = 1 << 30
 """The largest parameter of a call."""
 
 
@@ -77,7 +77,7 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
 
     def free(value: Expr, label: str) -> Expr:
         number = E.as_const(value)
-        if number is None or number < 0 or number > _MOST:
+        if number is None or number < 0 or number > _MAX:
             return value
         name = _name(label, used)
         used.add(name)

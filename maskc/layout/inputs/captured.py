@@ -34,7 +34,7 @@ from maskc.layout.tiles.ranges import Extremes
 
 Arrays = dict[str, np.ndarray]
 
-_MOST = 1 << 28
+_MAX = 1 << 28
 """Elements of an array that is made longer."""
 _TILE = TileShape(64, 64)
 
@@ -68,7 +68,7 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
         read = E.with_values(reading.read, numbers)
         needed = _Domain(arrays, ranks, n_q, n_kv, held.heads).needed(read)
         for name, sizes in needed.items():
-            if prod(sizes) > _MOST:
+            if prod(sizes) > _MAX:
                 finding = f"its indices reach {tuple(n - 1 for n in sizes)}, of {shapes[name]}"
                 raise DataRange("a captured array", finding, _HINT, at=reading.at)
             arrays[name] = _longer(arrays[name], sizes)

@@ -14,7 +14,7 @@ NONE = np.int32(np.iinfo(np.int32).max)
 
 _TOKENS = 64
 """Least side, in tokens, of the cells in which chosen blocks are counted, if not a block's own."""
-_MOST_CELLS = 1 << 22
+_MAX_CELLS = 1 << 22
 """The most cells of one table: sides double until there are no more."""
 
 
@@ -117,7 +117,7 @@ class Chosen:
         """(sides in blocks, int64 [rows + 1, columns + 1] chosen in all cells above and left)."""
         sides = max(1, _TOKENS // self.q_block), max(1, _TOKENS // self.block)
         rows, columns = (-(-n // side) for n, side in zip(self.shape, sides, strict=True))
-        while rows * columns > _MOST_CELLS:
+        while rows * columns > _MAX_CELLS:
             sides = 2 * sides[0], 2 * sides[1]
             rows, columns = (-(-n // side) for n, side in zip(self.shape, sides, strict=True))
         row, column = (entries // side for entries, side in zip(self._entries, sides, strict=True))

@@ -34,7 +34,7 @@ _SAMPLES = 9
 """Queries that give the numbers of a band."""
 FAR = 1 << 30
 """More tokens than there are."""
-MOST_KEYS = (1 << 28) - 1
+MAX_KEYS = (1 << 28) - 1
 """Keys that words of kernels can name."""
 
 
@@ -184,8 +184,8 @@ def document_lists(
     Raises:
         BadLength: there are more keys than words of a kernel can name (MC306).
     """
-    if layout.n_kv > MOST_KEYS:
-        raise BadLength("n_kv", MOST_KEYS, layout.n_kv, at="n_kv")
+    if layout.n_kv > MAX_KEYS:
+        raise BadLength("n_kv", MAX_KEYS, layout.n_kv, at="n_kv")
     rows, size = layout.shape[0], layout.tile.k
     stops = np.zeros(layout.n_kv, np.int32)
     if not layout.nnz:

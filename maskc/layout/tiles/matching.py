@@ -31,7 +31,7 @@ _MANY = 16
 _SCATTERED = 8
 """At least one in this many coarse boxes must be undecided; otherwise bounds are faster."""
 
-_MOST_TILES = 1 << 27
+_MAX_TILES = 1 << 27
 """The most tiles that a count looks at."""
 
 _LARGE = 1 << 24
@@ -46,7 +46,7 @@ def scattered(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> bool:
     refinement = Refinement(mask, n_q, n_kv, tile)
     rows, columns = refinement.grid(1)
     read = (mask.arrays[name] for name in E.arrays(mask.keep))
-    if rows * columns <= _MOST_TILES and any(map(_large_table, read)):
+    if rows * columns <= _MAX_TILES and any(map(_large_table, read)):
         return True
     return refinement.scattered(_SCATTERED)
 
@@ -87,7 +87,7 @@ def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int | None:
     if not tables:
         return None
     tile = min(tables, key=lambda tile: (tile.q * tile.k, tile.q))
-    if -(-n_q // tile.q) * -(-n_kv // tile.k) > _MOST_TILES or min(tile.q, tile.k) < FINE:
+    if -(-n_q // tile.q) * -(-n_kv // tile.k) > _MAX_TILES or min(tile.q, tile.k) < FINE:
         return None
     refinement = Refinement(mask, n_q, n_kv, tile)
     total = 0

@@ -16,7 +16,7 @@ PAD = 256
 """Dead bits before the first difference, and at least as many after the last one: tiles extend past
 the lengths, and threads read more bits than they need."""
 
-_MOST = 16
+_MAX = 16
 """Alternatives of a formula that are looked at one by one."""
 
 
@@ -30,7 +30,7 @@ def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
     near: list[Expr] = []
     rest: list[Expr] = []
     whole = _alone(keep) is not None
-    for term in [keep] if whole else E.alternatives(keep, _MOST) or [keep]:
+    for term in [keep] if whole else E.alternatives(keep, _MAX) or [keep]:
         formula = _alone(term)
         if formula is None:
             rest.append(term)

@@ -35,13 +35,13 @@ LONGEST = 1 << 24
 _ROWS = 1 << 17
 """Rows looked at together."""
 
-_MOST_BOUNDS = 24
+_MAX_BOUNDS = 24
 """The most ends of stretches in a row."""
 
 _FEW = 6
 """Ends of a row that are sorted by comparisons of two."""
 
-_MOST_CODES = 16
+_MAX_CODES = 16
 """Up to this many truth values are looked up in a table; more are sorted."""
 
 
@@ -120,7 +120,7 @@ class Sweep:
         self._same: _Same | None = None
         self._sums: dict[tuple[Expr, bool], np.ndarray] = {}
         self._read(keep)
-        if sum(2 * len(s.ends) for s in self._stretches) > _MOST_BOUNDS or len(self._known) > 60:
+        if sum(2 * len(s.ends) for s in self._stretches) > _MAX_BOUNDS or len(self._known) > 60:
             raise NoStretches("too many stretches")
 
     @property
@@ -152,8 +152,8 @@ class Sweep:
             case E.Cmp(op, lhs):
                 self._read_comparison(formula, op, lhs)
             case E.Member(value, ranges, inside):
-                stretches = [self._between(value, low, high) for low, high in ranges[:_MOST_BOUNDS]]
-                if None in stretches or len(ranges) > _MOST_BOUNDS:
+                stretches = [self._between(value, low, high) for low, high in ranges[:_MAX_BOUNDS]]
+                if None in stretches or len(ranges) > _MAX_BOUNDS:
                     raise NoStretches("scattered values")
                 self._known[formula] = _Stretches(tuple(filter(None, stretches)), inside)
             case _:
@@ -234,7 +234,7 @@ class Sweep:
             yield slice(first, min(first + step, self.rows))
 
     def _codes(self, codes: np.ndarray) -> list[int]:
-        if len(self._known) <= _MOST_CODES:
+        if len(self._known) <= _MAX_CODES:
             return np.flatnonzero(np.bincount(codes)).tolist()
         return sorted(set(codes.tolist()))
 

@@ -54,7 +54,7 @@ KEYS = 64
 """Keys of a tile."""
 SCORE_QUERIES = 64
 """The queries for which a block computes an indexer's scores."""
-MOST_HEADS = 1024
+MAX_HEADS = 1024
 """The most heads of an indexer."""
 SCORE_BYTES = 1 << 27
 """The bytes of scores that are kept at a time; of longer rows, one row."""

@@ -32,7 +32,7 @@ FEWEST = 8
 """The least number of these columns that belong to one head."""
 HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
-MOST_SUMS = 32
+MAX_SUMS = 32
 """Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
 HELD = 1 << 30
 """The flag of a column's last addition: its block takes no other column before this addition is
@@ -40,7 +40,7 @@ allowed."""
 WORTH = 1 / 50
 """The share of all steps that blocks of one head may wait: if they wait for more, columns may wait
 for each other both ways."""
-MOST_TRIED = 1 << 16
+MAX_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
 
@@ -77,13 +77,13 @@ def sums_of(row_ptr: np.ndarray, n_q: int, rule: WorkList) -> np.ndarray:
         n_q: queries per sequence.
 
     Returns:
-        int32 [lists, rows], each from 1 to MOST_SUMS.
+        int32 [lists, rows], each from 1 to MAX_SUMS.
     """
     adders = np.diff(row_ptr)
     at_once = BLOCKS * rule.resident / _cached(n_q, rule)
     late = adders * HOP * at_once / _steps(adders)
     wanted = np.where(late > 1, np.minimum(np.ceil(2 * late), adders), 1)
-    return wanted.clip(1, MOST_SUMS).astype(np.int32)
+    return wanted.clip(1, MAX_SUMS).astype(np.int32)
 
 
 def _cached(n_q: int, rule: WorkList) -> int:
@@ -215,7 +215,7 @@ def turns(
 
     Returns:
         int32 tiles, and int32 turns of the same shape. A turn is the number of columns that add to
-        the same tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq. It may
+        the same tile of dq before, times MAX_SUMS, plus the index of the row's tile of dq. It may
         have the bit HELD.
     """
     columns = ptr.shape[1] - 1
@@ -224,9 +224,9 @@ def turns(
     line = owner // max(columns, 1) * sums.shape[1] + row
     rank, _ = _ranks(line, owner)
     share = sums.ravel()[line]
-    if plain or not 0 < len(tiles) <= MOST_TRIED:
+    if plain or not 0 < len(tiles) <= MAX_TRIED:
         return tiles, _coded(rank, share)
-    turn, following = _ranks(line * MOST_SUMS + rank % share, owner)
+    turn, following = _ranks(line * MAX_SUMS + rank % share, owner)
     orders = [in_given_turn(row_ptr, following, turn, at_once) for row_ptr in ptr.tolist()]
     taken = np.concatenate([order for order, _ in orders])
     if not both_ways or sum(steps for _, steps in orders) <= WORTH * len(tiles):
@@ -241,7 +241,7 @@ def turns(
 
 
 def _coded(rank: np.ndarray, share: np.ndarray) -> np.ndarray:
-    code: np.ndarray = (rank // share * MOST_SUMS + rank % share).astype(np.int32)
+    code: np.ndarray = (rank // share * MAX_SUMS + rank % share).astype(np.int32)
     return code
 
 

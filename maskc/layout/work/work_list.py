@@ -27,7 +27,7 @@ _FEW_LISTED = 8
 """Largest number of tile rows, or columns, of a short list."""
 _FIXED = 4
 """Times `few_tiles` that a part of an `invariant` row has: 2048 keys."""
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Limit on the parts of a packed row: one block merges them, while others may be idle."""
 PIECES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 """Candidates for the number of parts of the longest row."""
@@ -246,14 +246,14 @@ class Cutting:
         """Return the number of items that rows of at most `longest` tiles never exceed."""
         if not self.least:
             return rows
-        parts = min(MOST_PARTS, -(-longest // (self.fixed or self.least)))
+        parts = min(MAX_PARTS, -(-longest // (self.fixed or self.least)))
         room = rows * max(1, parts)
         return room if self.fixed else min(room, rows + _TURNS * self.blocks)
 
     def _of_rows(self, count: np.ndarray) -> np.ndarray:
         """The fixed size, doubled for rows that would have too many parts."""
         size = np.full(count.shape, self.fixed, np.int64)
-        while (many := count > MOST_PARTS * size).any():
+        while (many := count > MAX_PARTS * size).any():
             size[many] *= 2
         return size
 
@@ -384,13 +384,13 @@ def load_of(
     return Items(round(load.count * heads / lists), round(load.tiles * heads / lists), load.longest)
 
 
-MOST_HEADS = {False: 64, True: 32}
+MAX_HEADS = {False: 64, True: 32}
 """Most key/value heads of a group in forward and backward passes. With many short heads, the data
 of the first items have left the L2 cache when late items run (512 causal rows forward, 512
 heads, D 64, H100: 65 us with 64 heads, 73 us with 256; all keys of 1024 backward, 256 heads: 422
 us with 32, 485 us with 64)."""
 
-_MOST_HEADS_FIRST = 384
+_MAX_HEADS_FIRST = 384
 """Likewise where the same head of all sequences runs together."""
 
 
@@ -401,7 +401,7 @@ def heads_per_group(rule: WorkList, tokens: int, heads: int, backward: bool) -> 
     groups of 3 leave one. The backward pass of documents at 16k tokens then takes 0.576 ms, and
     0.548 ms in groups of 2 (D 72, H200).
     """
-    most = _MOST_HEADS_FIRST if rule.heads_first else MOST_HEADS[backward]
+    most = _MAX_HEADS_FIRST if rule.heads_first else MAX_HEADS[backward]
     fit = min(most, max(1, rule.group_tokens // max(1, tokens)))
     groups = -(-max(1, heads) // fit)
     alike = -(-max(1, heads) // groups)

@@ -23,7 +23,7 @@ TILE = TileShape(64, 64)
 THREADS = 256
 STRIP = 64
 """Columns of a strip; each thread holds 4 x 4 numbers of its result."""
-MOST_STRIPS = 8
+MAX_STRIPS = 8
 """The most strips whose sums a block holds: 128 registers of a thread."""
 ROW_FLOATS = 2
 """fp32 workspace per query: delta, and room for a number per tile row."""
@@ -59,7 +59,7 @@ def forward_schedule(problem: Problem) -> SimtSchedule:
 def backward_schedule(problem: Problem) -> SimtSchedule:
     """The backward schedule: dq by tile rows, then dk and dv by tile columns."""
     total = strips(problem.head_dim) + strips(problem.head_dim_v)
-    parts = -(-total // MOST_STRIPS)
+    parts = -(-total // MAX_STRIPS)
     owned = -(-total // parts)
 
     def launch(name: str, grid: Grid, feature: Feature | None = None, per_block: int = 1) -> Launch:

@@ -141,7 +141,7 @@ second form (4 heads, one H200). If its q stays in registers, others spill, and 
 ms. They take 0.180 with three blocks of 64 x 64, and 0.187 with the first form. Warps that compute
 copy the tiles at other head dimensions: there, this takes less time. Rows of 2048 keys take 0.135
 instead of 0.143 ms at 64, and 0.165 instead of 0.185 at 128."""
-_MOST_PAIR_SLOTS = 3
+_MAX_PAIR_SLOTS = 3
 _SMALL_FORMS = {
     32: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3, roomy=True),
@@ -309,7 +309,7 @@ def pair_slots(problem: Problem, tile: TileShape, room: int) -> int:
         return 0
     if problem.converts or problem.dtype.itemsize != 2:
         return 0
-    return max(0, min(_MOST_PAIR_SLOTS, room // (2 * tile.q * tile.k)))
+    return max(0, min(_MAX_PAIR_SLOTS, room // (2 * tile.q * tile.k)))
 
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:

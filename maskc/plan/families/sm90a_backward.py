@@ -41,7 +41,7 @@ THREADS = 256
 """The threads of the passes before and after, which have a block per tile."""
 SLOPE_SUMS = 128
 """Sums for the gradient of a head's slope, after each warpgroup's share of dq: one per thread."""
-MOST_TILES = 256
+MAX_COLUMN_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
 LONG_COLUMN = 16
 """Query tiles of an item of a column far longer than the others: sinks among windows, global keys.
@@ -116,10 +116,10 @@ _TILES = {
 }
 """The tiles of each head dimension. Widths in between have the tile of the next one."""
 _TILE_BY_KEYS = TileShape(64, 128)
-_MOST_SLABS = 5
+_MAX_SLABS = 5
 """Slabs of k and v, if warpgroups divide 128 keys: for more, shared memory has room for one tile of
 dout only."""
-_MOST_SUMS = 320
+_MAX_SUMS = 320
 """Columns of dk and dv of 64 keys that a warpgroup keeps in registers: tiles of 64 x 128 up to this
 number, also above a head dimension of 128."""
 
@@ -135,7 +135,7 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     if has_pairs(problem) and problem.head_dim <= 64 and not thresholds:
         return small_backward_schedule(problem)
     tile = of_width(_TILES, problem.head_dim)
-    if problem.head_dim > 128 and problem.head_dim + problem.head_dim_v <= _MOST_SUMS:
+    if problem.head_dim > 128 and problem.head_dim + problem.head_dim_v <= _MAX_SUMS:
         tile = _TILE_BY_KEYS
     split = "keys" if tile.k == 128 else "columns"
     how = f"2 consumer warpgroups that divide the {split} and a producer"
@@ -207,7 +207,7 @@ def _schedule(
     of_half = (dim - SLAB * (slabs - 1)) // 2 if half_share else 0
     parts = () if split == "keys" else _parts(slabs)
     parts_of_v = () if split == "keys" else _parts(slabs_v)
-    dout_stages = 1 if of_keys and all_slabs > _MOST_SLABS else 2
+    dout_stages = 1 if of_keys and all_slabs > _MAX_SLABS else 2
     rest = _shared(tile, slabs, slabs_v, ds_stages, dout_stages, split)
     of_mean = _mean_bytes(tile, all_slabs, warpgroups, dout_stages)
     key_blocks = _key_blocks(dim + dim_v, tile)
@@ -258,7 +258,7 @@ def _schedule(
             TensorMap("dv", 64),
         ),
         work=WorkList(
-            L2_BYTES // (6 * dim + 2 * dim_v), most_tiles=MOST_TILES, uneven_tiles=LONG_COLUMN
+            L2_BYTES // (6 * dim + 2 * dim_v), most_tiles=MAX_COLUMN_TILES, uneven_tiles=LONG_COLUMN
         ),
         # dq and the slopes' sums; lse and delta; the tile's own numbers.
         row_floats=dim + -(-shares * SLOPE_SUMS // tile.q) + ROW_BYTES // 4 + 1,

@@ -51,8 +51,8 @@ def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
         count += len(made[-1].lifted.args)
     if made[2].spans is None:
         return "single keys, together with others that are not a few intervals per query"
-    if count > abi.MOST_CONSTANTS:
-        return f"single keys, in a mask with more than {abi.MOST_CONSTANTS} constants"
+    if count > abi.MAX_CONSTANTS:
+        return f"single keys, in a mask with more than {abi.MAX_CONSTANTS} constants"
     return Gathering(one, *made)
 
 

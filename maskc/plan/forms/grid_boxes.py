@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
+from maskc.core.boxes import MAX_ALONG, Boxes, axis_relations, sub_box
 from maskc.core.bundle import EXCLUSIVE_DQ
 from maskc.core.coefficients import STEP_KEYS
 from maskc.core.forms import GRID
@@ -52,7 +52,7 @@ def boxes_for(
             boxes of whole rows, 0.123 ms by pairs).
     """
     extents = masks[0].extents
-    if max(extents) > MOST_ALONG:
+    if max(extents) > MAX_ALONG:
         return None
     grid = (max(extents), *extents)
     relations = [

@@ -11,7 +11,7 @@ from maskc.core.problem import Direction
 from maskc.ir.types import MaskIR
 from maskc.plan.families.sm90a_mma16 import TILE
 
-MOST_KEYS = 48
+MAX_KEYS = 48
 """The largest distance from the first to the last key of a row: with more than four tiles in a row,
 these kernels are never predicted to be fastest."""
 
@@ -23,7 +23,7 @@ def matches(masks: tuple[MaskIR, ...], direction: Direction) -> bool:
     if any(ir.data or N_KV_OF_ALL in ir.params for ir in masks):
         return False
     rows = [_longest_row(ir.keep) for ir in masks]
-    if any(row is None or row > MOST_KEYS for row in rows) or not any(rows):
+    if any(row is None or row > MAX_KEYS for row in rows) or not any(rows):
         return False
     return direction is Direction.forward or all(tiles_alone(TILE, ir.keep) for ir in masks)
 

@@ -41,9 +41,9 @@ from maskc.runtime.device_lists.making import Making
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.launch.built import BuiltBundle
 
-_MOST_TILES = 1 << 26
+_MAX_TILES = 1 << 26
 """The largest number of tiles; for longer sequences the host lists the few live ones."""
-_MOST_ENTRIES = 1 << 28
+_MAX_ENTRIES = 1 << 28
 """The most entries of the memory of lists, of four bytes."""
 
 
@@ -126,7 +126,7 @@ class DataLists:
             packed=place.packed if mode == PACK_GQA else 0,
         )  # fmt: skip
         too_many = making.lists * making.capacity > MAX_TILES or making.items > MAX_ITEMS
-        if too_many or making.room()[1] > _MOST_ENTRIES:
+        if too_many or making.room()[1] > _MAX_ENTRIES:
             raise Unlisted
         rest = (program, kept, wanted, bound, place, outputs)
         return self._planned(self._unit, making, *rest)
@@ -163,7 +163,7 @@ class DataLists:
             Unlisted: sequences are too long.
         """
         rows, columns = -(-sizes.n_q // unit.tile.q), -(-sizes.n_kv // unit.tile.k)
-        if rows * columns > _MOST_TILES:
+        if rows * columns > _MAX_TILES:
             raise Unlisted
         params, reach = bound.params, _reach(unit, bound)
         heads = sizes.heads_q if by_head else 0

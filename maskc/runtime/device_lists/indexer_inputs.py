@@ -20,7 +20,7 @@ from maskc.core.selection import FACTORS, SHAPES, Score, Selection, Share, with_
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Shape
 from maskc.dispatch.checks import ALIGNMENT
-from maskc.layout.topk.indexer import INDEXINGS, MOST_HEADS, Indexing
+from maskc.layout.topk.indexer import INDEXINGS, MAX_HEADS, Indexing
 from maskc.runtime.arrays.known import array_of
 
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -96,9 +96,9 @@ def _indexer(
             wanted = f"[{', '.join(map(str, (batch, *rest)))}]"
             raise DataShape(name, array.shape, wanted, at=name)
     step, most = ALIGNMENT // _size(q), max(way.dim for way in INDEXINGS)
-    if _indexing(q) is None or dim % step or not 0 < heads <= MOST_HEADS:
+    if _indexing(q) is None or dim % step or not 0 < heads <= MAX_HEADS:
         finding = f"{heads} heads of {dim} elements"
-        limits = f"take 1 to {MOST_HEADS} heads, and a multiple of {step} up to {most} elements"
+        limits = f"take 1 to {MAX_HEADS} heads, and a multiple of {step} up to {most} elements"
         raise DataRange("index_q", finding, limits, at="index_q")
     for name, array in (("index_q", q), ("index_k", k)):
         _check_rows(name, array)

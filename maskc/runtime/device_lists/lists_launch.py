@@ -21,8 +21,8 @@ from maskc.core.abi import (
     ATTENTION,
     LISTED_POINTERS,
     MAX_ARRAYS,
+    MAX_RESULTS,
     MAX_SELECTIONS,
-    MOST_RESULTS,
     POINTERS,
     Numbers,
     Pointers,
@@ -60,10 +60,10 @@ OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
 _WRITE_SOURCES = [struct.Struct(f"{count}Q").pack_into for count in range(MAX_ARRAYS + 1)]
 """Write the first of them, where the data lie, by the number of arrays."""
 _WRITE_STATES, _STATES_AT = struct.Struct("2Q").pack_into, LISTS.state.offset
-_WRITE_REPORT = struct.Struct(f"{2 + MOST_RESULTS}Q{MAX_ARRAYS + 1}q").pack_into
+_WRITE_REPORT = struct.Struct(f"{2 + MAX_RESULTS}Q{MAX_ARRAYS + 1}q").pack_into
 """Write those from the reports on, where data may be wrong."""
 _REPORT_AT = LISTS.report.offset
-_NO_REPORT = (0,) * (2 + MOST_RESULTS + MAX_ARRAYS + 1)
+_NO_REPORT = (0,) * (2 + MAX_RESULTS + MAX_ARRAYS + 1)
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
 SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
 PARTS = (
@@ -134,9 +134,9 @@ class Lists:
         return self
 
 
-_MOST_KEPT = 2
+_MAX_KEPT = 2
 """Lists that are kept for a stream."""
-_MOST_STREAMS = 16
+_MAX_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
 Read = Callable[[int, int], np.ndarray | None]
@@ -176,7 +176,7 @@ class ListsPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        return self.main.size + INT * self.entries * _MOST_KEPT
+        return self.main.size + INT * self.entries * _MAX_KEPT
 
     @cached_property
     def results(self) -> tuple[int, ...]:
@@ -239,12 +239,12 @@ class ListsPlan(DeviceListedPlan):
             return self._new(library, q, sent, stream)
         kept = self.kept.get(stream)
         if kept is None:
-            if len(self.kept) >= _MOST_STREAMS:
+            if len(self.kept) >= _MAX_STREAMS:
                 self.kept.clear()
             kept = self.kept.setdefault(stream, {})
         lists = kept.pop(watched.state, None)
         if lists is None:
-            if len(kept) < _MOST_KEPT:
+            if len(kept) < _MAX_KEPT:
                 return self._new(library, q, sent, stream)
             try:
                 lists = kept.pop(next(iter(kept)))  # unused for longest
@@ -297,7 +297,7 @@ class ListsPlan(DeviceListedPlan):
             results = [pointers[place] for place in self.results]
             _WRITE_REPORT(
                 arguments.block, _REPORT_AT, *reports.addresses(lists.ticket), *results,
-                *(0,) * (MOST_RESULTS - len(results)), *given.most, lists.ticket,
+                *(0,) * (MAX_RESULTS - len(results)), *given.most, lists.ticket,
             )  # fmt: skip
         if fresh:
             places: Sequence[int] = given.places

@@ -11,10 +11,10 @@ from typing import Any
 from maskc.core.abi import (
     LENGTH_THREADS,
     LIST_THREADS,
-    MOST_LENGTHS,
-    MOST_LISTS,
-    MOST_ROWS,
-    MOST_TOKENS,
+    MAX_LENGTHS,
+    MAX_LISTS,
+    MAX_ROWS,
+    MAX_TOKENS,
     READ_TILES,
     STATE_OF_LIST,
     STATE_WORDS,
@@ -24,7 +24,7 @@ from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.layout import (
-    MOST_PARTS,
+    MAX_PARTS,
     PIECES,
     Cutting,
     cutting_of,
@@ -108,9 +108,9 @@ class Making:
             return False
         lists, (rows, columns) = self.lists, self._document_tiles
         return (
-            lists * (of_q.ends + of_k.ends) <= MOST_LENGTHS and lists * rows <= MOST_ROWS
-            and lists <= MOST_LISTS and of_k.ends <= most_runs(columns)
-            and max(self.sizes.n_q, self.sizes.n_kv) <= MOST_TOKENS
+            lists * (of_q.ends + of_k.ends) <= MAX_LENGTHS and lists * rows <= MAX_ROWS
+            and lists <= MAX_LISTS and of_k.ends <= most_runs(columns)
+            and max(self.sizes.n_q, self.sizes.n_kv) <= MAX_TOKENS
         )  # fmt: skip
 
     def _source(self, side: int) -> Source:
@@ -336,7 +336,7 @@ class Making:
         block.counters = self.counters
         if (cutting := self.cutting).least:
             block.part_tiles, block.fixed_tiles = cutting.least, cutting.fixed
-            block.most_parts, block.pieces[:] = MOST_PARTS, PIECES
+            block.most_parts, block.pieces[:] = MAX_PARTS, PIECES
             block.item_cost, block.part_cost = cutting.item_cost, cutting.part_cost
             block.blocks, block.items = cutting.blocks, self.items
         block.result_words[:] = words_of_results(

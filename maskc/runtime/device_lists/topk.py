@@ -47,7 +47,7 @@ from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.prepared import PreparedLaunch
 
 _NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
-_MOST_TILES = 1 << 24
+_MAX_TILES = 1 << 24
 """Tiles of all masks of a call, and cells that are classed: a word each."""
 
 
@@ -78,7 +78,7 @@ class TopKLists:
             return None
         sizes, keywords = asked.sizes, asked.keywords
         tiles = -(-sizes.n_q // self._least_tile.q) * -(-sizes.n_kv // self._least_tile.k)
-        if tiles * len(self._built.bundle.variants) > _MOST_TILES:
+        if tiles * len(self._built.bundle.variants) > _MAX_TILES:
             return None  # for both passes alike, whose choices must not differ by a rounding
         params = self._binder.parameters(keywords)
         given = _given_on(asked.device, keywords, self._built.bundle.selections, sizes)
@@ -136,7 +136,7 @@ class TopKLists:
                           for v in bundle.variants])  # fmt: skip
         classes = [allowed_classes(selection, *n, params).ravel() for selection in chosen]
         starts = np.cumsum([0, *map(len, classes)])
-        if starts[-1] > _MOST_TILES:
+        if starts[-1] > _MAX_TILES:
             raise Unlisted
         reads = [[i for i, selection in enumerate(chosen) if selection.name in arrays(variant.keep)]
                  for variant in bundle.variants]  # fmt: skip

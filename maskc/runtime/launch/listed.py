@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, MOST_MOVED, MOST_RESULTS, POINTERS, Numbers, Pointers
+from maskc.core.abi import ATTENTION, MAX_MOVED, MAX_RESULTS, POINTERS, Numbers, Pointers
 from maskc.core.bundle import Grid, Launch
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
@@ -148,7 +148,7 @@ class Moves:
         self.kernel.launch(self.steps, stream, known)
 
     def _arguments(self, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
-        rest = (0,) * (MOST_MOVED - len(self.moved))
+        rest = (0,) * (MAX_MOVED - len(self.moved))
         lists = [
             *(move.source.at.of(pointers) for move in self.moved), *rest,
             *(move.to.at.of(pointers) for move in self.moved), *rest,
@@ -260,8 +260,8 @@ class Making:
         """The arguments of both launches."""
         results = [pointers[place] for place in self.results]
         return Arguments(self.numbers, _POINTERS, (
-            *(0,) * (3 * MOST_MOVED), *given.places, *tokens,
-            *results, *(0,) * (MOST_RESULTS - len(results)), self.verdict.of(pointers),
+            *(0,) * (3 * MAX_MOVED), *given.places, *tokens,
+            *results, *(0,) * (MAX_RESULTS - len(results)), self.verdict.of(pointers),
             ctypes.addressof(self.report),
         ))  # fmt: skip
 

@@ -29,7 +29,7 @@ _SCALE = ATTENTION.scale.offset
 _NUMBERS = _SCALE, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
-_MOST_BLOCKS = 256
+_MAX_BLOCKS = 256
 """Blocks behind `struct Attention` that are remembered: one for each layer with scales of its own,
 or for each table of scores."""
 CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
@@ -225,7 +225,7 @@ class Sent:
         """Return the data with one more block behind `struct Attention`."""
         known = self.with_blocks.get(block)
         if known is None:
-            if len(self.with_blocks) >= _MOST_BLOCKS:
+            if len(self.with_blocks) >= _MAX_BLOCKS:
                 self.with_blocks.clear()
             known = self.with_blocks[block] = Sent(
                 self.template + block, self.lse, self.owner, self.counters, self.free,

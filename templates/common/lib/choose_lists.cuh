@@ -4,7 +4,7 @@
 // Each thread lists its own scores of a row inside the bracket: threads do not synchronize, and the
 // end of a list is in a register. The four lists of a quad use the memory of the row's bins.
 constexpr int LIST_ROOM = 64;        // scores; the same position of all lanes is contiguous
-constexpr int MOST = LIST_ROOM - 8;  // limit of a list: its end is checked every 8 scores
+constexpr int MAX_LISTED = LIST_ROOM - 8;  // limit of a list: its end is checked every 8 scores
 constexpr u32 LIST_STEP = 32 * 4;    // bytes between consecutive scores of a list
 
 FN const u32 *list_in(const u32 *bins, int r) {
@@ -43,7 +43,7 @@ FN void collect(struct List (&list)[2], Scores &s) {
             struct List &x = list[r];
             list_one(x, score_at(s, r, i));
             if (i % 8 != 7) continue;
-            const u32 end = x.first + MOST * LIST_STEP;
+            const u32 end = x.first + MAX_LISTED * LIST_STEP;
             x.dropped += max(x.at, end) - end;
             x.at = min(x.at, end);
         }
@@ -58,7 +58,7 @@ struct Ranked {
 };
 
 // Bisects until no listed score lies between `low` and the wanted score, or until they are equal.
-FN void halve(struct Ranked (&x)[2], const float (&score)[2][MOST]) {
+FN void halve(struct Ranked (&x)[2], const float (&score)[2][MAX_LISTED]) {
 #pragma unroll 1
     while (__any_sync(0xffffffff, x[0].open || x[1].open)) {
         u32 middle[2];
@@ -70,7 +70,7 @@ FN void halve(struct Ranked (&x)[2], const float (&score)[2][MOST]) {
             middle[r] = x[r].low + range / 2 + range % 2, least[r] = number_of(middle[r]);
         }
 #pragma unroll
-        for (int i = 0; i < MOST; i++)
+        for (int i = 0; i < MAX_LISTED; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) count[r] += score[r][i] >= least[r] ? 1.0f : 0.0f;
 #pragma unroll
@@ -102,19 +102,19 @@ FN void prove(struct Bracket &b, float low, float high, i32 reached, i32 above) 
 
 // A row's threshold: the least score at or above the end of the search. If some pairs with exactly
 // this score are not selected, the result is a bracket of keys.
-FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&score)[MOST],
+FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&score)[MAX_LISTED],
                    bool found, i32 n_kv) {
     const float low = number_of(x.low);
     float least = PLUS_INFINITY, alike = 0.0f;
 #pragma unroll
-    for (int i = 0; i < MOST; i++) least = score[i] >= low ? fminf(least, score[i]) : least;
+    for (int i = 0; i < MAX_LISTED; i++) least = score[i] >= low ? fminf(least, score[i]) : least;
     least = quad_min(least);
 #pragma unroll
-    for (int i = 0; i < MOST; i++) alike += score[i] == least ? 1.0f : 0.0f;
+    for (int i = 0; i < MAX_LISTED; i++) alike += score[i] == least ? 1.0f : 0.0f;
     const i32 many = quad_add((i32)alike);
     if (!found) return;
     if (x.reached == x.rank) {
-        finish_bracket(b, least, MANY);
+        finish_bracket(b, least, UNLIMITED);
     } else {
         b.low = b.high = least, b.inside = many, b.first = 0, b.last = n_kv - 1;
         forget(b);
@@ -124,7 +124,7 @@ FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&scor
 // Evaluates the guesses of two rows. `again`: whether to guess again after a wrong guess.
 FN void take_collected(struct Bracket (&row)[2], const struct List (&list)[2], const u32 *bins,
                        bool again, i32 n_kv) {
-    float score[2][MOST];
+    float score[2][MAX_LISTED];
     struct Ranked ranked[2];
     bool found[2];
 #pragma unroll
@@ -132,9 +132,9 @@ FN void take_collected(struct Bracket (&row)[2], const struct List (&list)[2], c
         const struct List &x = list[r];
         const i32 listed = (x.at - x.first) / LIST_STEP;
 #pragma unroll
-        for (int i = 0; i < MOST; i++) {
+        for (int i = 0; i < MAX_LISTED; i++) {
             const float there = __uint_as_float(list_in(bins, r)[32 * i]);
-            score[r][i] = i < listed ? there : DEAD;
+            score[r][i] = i < listed ? there : NO_CANDIDATE;
         }
         const i32 dropped = quad_add(x.dropped / LIST_STEP), reached = quad_add(x.reached);
         const i32 inside = quad_add(listed) + dropped, rank = row[r].k - (reached - inside);

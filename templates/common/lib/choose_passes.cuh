@@ -21,7 +21,7 @@ FN enum Pass next_pass(const struct Bracket (&row)[2]) {
     return __any_sync(0xffffffff, by_key) ? BINS_OF_ALL : BINS_OF_SCORES;
 }
 
-constexpr i32 GUESSES = 3;  // passes that may collect before falling back to bins
+constexpr i32 MAX_GUESSES = 3;  // passes that may collect before falling back to bins
 
 // Runs one pass and returns the next one. All warps of a group run the same loop, since they share
 // the loads and products.
@@ -53,7 +53,7 @@ FN enum Pass pass_over(enum Pass pass, i32 passes, u32 *bins, struct Bracket (&r
         return __any_sync(0xffffffff, unsure) ? MOMENTS_OF_NUMBERS : next_pass(row);
     }
     if (pass == COLLECT) {
-        take_collected(row, list, bins, passes < GUESSES, p.n_kv);
+        take_collected(row, list, bins, passes < MAX_GUESSES, p.n_kv);
     } else {
 #pragma unroll
         for (int r = 0; r < 2; r++) {

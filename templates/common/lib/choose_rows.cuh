@@ -24,13 +24,13 @@ struct Bracket {
     bool nans;        // NaN pairs are ranked too, by their keys only
     bool done;
 };
-constexpr i32 MANY = 0x7fffffff;
+constexpr i32 UNLIMITED = 0x7fffffff;
 
 constexpr int BINS = 256;       // per row, in shared memory
 constexpr int LISTED = 127;     // pairs that fit a row's bins, with their count
 constexpr int LIST_SIZE = 254;  // index of that count
 // Marks pairs that are not candidates. A NaN that no product produces.
-#define DEAD __int_as_float(0xffffffff)
+#define NO_CANDIDATE __int_as_float(0xffffffff)
 
 // What a warp does with the scores in a pass.
 enum Pass { MOMENTS, MOMENTS_OF_NUMBERS, COLLECT, BINS_OF_SCORES, BINS_OF_ALL, LISTS };
@@ -80,7 +80,7 @@ FN float expected(i32 rank, i32 count, float mean, float deviation) {
     return fmaf(normal_quantile((float)rank / (float)count), deviation, mean);
 }
 FN bool guessed(const struct Bracket &b) { return b.from <= b.to; }
-FN void forget(struct Bracket &b) { b.from = b.to = DEAD; }
+FN void forget(struct Bracket &b) { b.from = b.to = NO_CANDIDATE; }
 
 // No guess if scores are not finite, or all equal.
 FN void guess(struct Bracket &b, float mean, float deviation, i32 reach) {
@@ -103,11 +103,11 @@ FN void guess_by(struct Bracket &b, float low, float high, i32 reached, i32 abov
 // If the sum is NaN, `own` must come from a pass with LOOK; otherwise sets `unsure`.
 FN struct Bracket first_bracket(const struct Moments &own, i32 allowed, i32 k, i32 n_kv,
                                 bool looked, bool &unsure) {
-    struct Bracket b = {MINUS_INFINITY, PLUS_INFINITY, DEAD, DEAD, 0, n_kv - 1, k};
+    struct Bracket b = {MINUS_INFINITY, PLUS_INFINITY, NO_CANDIDATE, NO_CANDIDATE, 0, n_kv - 1, k};
     b.inside = b.numbers = quad_add(own.numbers);
     const float sum = quad_sum(own.sum), squares = quad_sum(own.squares);
     if (k >= allowed) {  // all of them
-        b.low = __int_as_float(0x7fffffff), b.last = allowed > 0 ? MANY : 0, b.done = true;
+        b.low = __int_as_float(0x7fffffff), b.last = allowed > 0 ? UNLIMITED : 0, b.done = true;
         if (allowed == 0) b.low = PLUS_INFINITY;
     } else if (k == 0) {
         b.low = PLUS_INFINITY, b.last = 0, b.done = true;
@@ -189,7 +189,7 @@ FN void turn_around(Scores &s, int r) {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         float &x = score_at(s, r, i);
-        x = x == x || __float_as_int(x) == -1 ? DEAD : 0.0f;
+        x = x == x || __float_as_int(x) == -1 ? NO_CANDIDATE : 0.0f;
     }
 }
 

@@ -151,7 +151,7 @@ FN float close_enough(float a, float level) {
 // The same before a pass over keys only: the next level will most likely be close enough.
 FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
 
-constexpr i32 MOST_PASSES = 40;  // limit, in case rounding keeps a level from settling
+constexpr i32 MAX_PASSES = 40;  // limit, in case rounding keeps a level from settling
 
 // Applies the step that follows from the sums of a pass. Returns the pass that these rows need
 // next.
@@ -168,5 +168,5 @@ FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
         x.level[r] += by;
         next = wish > next ? wish : next;
     }
-    return passes < MOST_PASSES ? next : now == VALUES ? DONE : VALUES;
+    return passes < MAX_PASSES ? next : now == VALUES ? DONE : VALUES;
 }

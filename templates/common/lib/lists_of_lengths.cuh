@@ -10,10 +10,10 @@ constexpr i32 TILES_BITS = 20;  // tiles of a line need as many
 
 // What a block keeps in shared memory.
 struct Counted {
-    int4 keys[MOST_ROWS / 4];     // of each line: larger ones have their items earlier
-    i32 ends[MOST_LENGTHS];       // cumulative lengths: of queries, then of keys
-    i32 before[MOST_LENGTHS + 1]; // tile rows before each document of queries, of all lists
-    unsigned short document[MOST_ROWS]; // of each line, among those of all lists
+    int4 keys[MAX_ROWS / 4];     // of each line: larger ones have their items earlier
+    i32 ends[MAX_LENGTHS];       // cumulative lengths: of queries, then of keys
+    i32 before[MAX_LENGTHS + 1]; // tile rows before each document of queries, of all lists
+    unsigned short document[MAX_ROWS]; // of each line, among those of all lists
 };
 FN i32 *keys_of(struct Counted &all) { return (i32 *)all.keys; }
 FN const i32 *keys_of(const struct Counted &all) { return (const i32 *)all.keys; }

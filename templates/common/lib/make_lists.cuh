@@ -85,7 +85,7 @@ FN void write_marked(const struct Lists &p, const struct Line &line, struct Mark
 }
 
 #if SEVERAL
-constexpr i32 STASH = 1024;  // words that a block keeps in shared memory while it waits
+constexpr i32 STASH_WORDS = 1024;  // words that a block keeps in shared memory while it waits
 
 // `words`: of the thread's first candidate.
 FN i32 count_tiles(const struct Lists &p, const struct Line &line, struct Words words) {
@@ -155,9 +155,9 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
     const struct Ranks ranks = ranks_of(p, at);
 #if SEVERAL
-    __shared__ i32 stash[STASH];
+    __shared__ i32 stash[STASH_WORDS];
     struct Words words = words_at(line.words, line.count, line_thread(p));
-    const i32 share = STASH / (THREADS / p.line_threads);
+    const i32 share = STASH_WORDS / (THREADS / p.line_threads);
     const auto kept = [&] { return stash + threadIdx.x / p.line_threads * share; };
     wait_for(p, READ, p.reading_blocks);
     if (p.starts) write_tiles(p, line, words, kept(), share);

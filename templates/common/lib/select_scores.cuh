@@ -238,10 +238,10 @@ FN u32 threshold_of(const u32 *keys, i32 words, i32 most) {
 template <class S>
 FN void mark_best(const struct Selected &p, const u32 *keys, i64 row, i64 head_step) {
     const i32 words = p.words[S::INDEX], lane = threadIdx.x % 32;
-    const u32 least = threshold_of(keys, words, S::MOST);
+    const u32 least = threshold_of(keys, words, S::MAX_CHOSEN);
     i32 above = 0;
     for (i32 i = lane; i < 32 * words; i += 32) above += keys[i] > least;
-    i32 left = S::MOST - __reduce_add_sync(ALL, above);
+    i32 left = S::MAX_CHOSEN - __reduce_add_sync(ALL, above);
     for (i32 word = 0; word < words; word++) {
         const u32 key = keys[32 * word + lane];
         const u32 ties = __ballot_sync(ALL, key == least && least > 0);

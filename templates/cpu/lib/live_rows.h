@@ -4,7 +4,7 @@
 // live_pairs.
 
 // Up to this many runs of keys with equal data, going run by run is cheaper than testing pairs.
-enum { MOST_RUNS = 16 };
+enum { MAX_RUNS = 16 };
 
 // Processes keys `begin` to `end` of the tile, which have equal data.
 FN void live_run(const struct Attention *p, struct Mask m, struct Place at, i32 begin, i32 end,
@@ -37,11 +37,11 @@ FN void live_run(const struct Attention *p, struct Mask m, struct Place at, i32 
 
 static __attribute__((noinline)) void live_pairs(const struct Attention *p, struct Mask m,
                                                  struct Place at, Live live) {
-    i32 begins[MOST_RUNS + 1] = {0}, runs = 1;
-    for (i32 k = 1; RUNS && k < at.keys && runs <= MOST_RUNS; k++) {
+    i32 begins[MAX_RUNS + 1] = {0}, runs = 1;
+    for (i32 k = 1; RUNS && k < at.keys && runs <= MAX_RUNS; k++) {
         if (differs(m, at.k0 + k, at.k0 + k - 1, p->n_q, p->n_kv)) begins[runs++] = k;
     }
-    if (runs > MOST_RUNS) {
+    if (runs > MAX_RUNS) {
         tested_pairs(p, m, at, live);
         return;
     }

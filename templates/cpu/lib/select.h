@@ -7,7 +7,7 @@ FN i32 rank(i32 bits) {
     return size > 0x7f800000 ? -0x7fffffff : number;
 }
 
-#define DEAD (-0x7fffffff - 1)  // ranks below everything
+#define NO_CANDIDATE (-0x7fffffff - 1)  // ranks below everything
 
 // A candidate as one number: better candidates have larger numbers; all are distinct and not 0.
 FN u64 candidate(i32 ranked, i32 column) {
@@ -70,7 +70,7 @@ FN u64 least_of_best(struct Ranking r, i32 columns, i64 width) {
         if (first + LANES == end && !any_from(r.ranks + first, rank_of(least))) continue;
         for (i32 j = first; j < end; j++) {
             const u64 found = candidate(r.ranks[j], j);
-            if (r.ranks[j] == DEAD || found < least) continue;
+            if (r.ranks[j] == NO_CANDIDATE || found < least) continue;
             r.kept[count++] = found;
             if (count < 2 * width) continue;
             put_largest_first(r.kept, count, width);
@@ -90,7 +90,7 @@ FN i32 list_best(struct Ranking r, i32 columns, u64 least, i32 *list) {
         const i32 end = min_i32(columns, first + LANES);
         if (first + LANES == end && !any_from(r.ranks + first, rank_of(least))) continue;
         for (i32 j = first; j < end; j++) {
-            if (r.ranks[j] != DEAD && candidate(r.ranks[j], j) >= least) list[count++] = j;
+            if (r.ranks[j] != NO_CANDIDATE && candidate(r.ranks[j], j) >= least) list[count++] = j;
         }
     }
     return count;
@@ -110,7 +110,7 @@ void attention_select(const i32 *scores, const unsigned char *live, i64 rows, i3
         for (i64 row = 0; row < rows; row++) {
             const i32 *own = scores + row * columns;
             const unsigned char *alive = live + row * columns;
-            for (i32 j = 0; j < columns; j++) r.ranks[j] = alive[j] ? rank(own[j]) : DEAD;
+            for (i32 j = 0; j < columns; j++) r.ranks[j] = alive[j] ? rank(own[j]) : NO_CANDIDATE;
             i32 *list = lists + row * width;
             i32 count = list_best(r, columns, least_of_best(r, columns, width), list);
             while (count < width) list[count++] = 0x7fffffff;

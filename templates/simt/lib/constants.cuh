@@ -7,7 +7,7 @@ constexpr int STRIP = 4 * SIDE;       // columns of v, k, q or dout per step
 // Columns of dout and v that are summed before they join the total
 constexpr int PIECE = DEPTH % 16 ? DEPTH : 32;
 constexpr int PAD = 4;                // padding of a row in shared memory, in floats; see Columns
-constexpr int LONGER = TILE_Q > TILE_K ? TILE_Q : TILE_K;
+constexpr int MAX_TILE = TILE_Q > TILE_K ? TILE_Q : TILE_K;
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define PLUS_INFINITY __int_as_float(0x7f800000)

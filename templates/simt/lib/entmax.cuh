@@ -5,7 +5,7 @@
 
 #include "common/lib/entmax_weights.cuh"
 
-constexpr i32 MOST_PASSES = 60;  // limit, in case rounding keeps a level from settling
+constexpr i32 MAX_PASSES = 60;  // limit, in case rounding keeps a level from settling
 
 // A NaN score makes the level NaN.
 FN float max_or_nan(float x, float y) { return x != x || y != y ? x + y : fmaxf(x, y); }
@@ -90,6 +90,6 @@ FN void find_levels(struct RowState &rows, float (&o)[STRIPS][ROWS][4], const st
             level[r] += step;
             far |= fabsf(step) > 2e-7f * fmaxf(fabsf(level[r]), a);
         }
-        last = !__syncthreads_or(far) || pass == MOST_PASSES;
+        last = !__syncthreads_or(far) || pass == MAX_PASSES;
     }
 }

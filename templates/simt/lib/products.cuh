@@ -9,14 +9,14 @@
 
 // Shared memory of a block.
 struct Operands {
-    float left[DEPTH][LONGER + PAD], right[DEPTH][LONGER + PAD];
+    float left[DEPTH][MAX_TILE + PAD], right[DEPTH][MAX_TILE + PAD];
 };
 struct Shared {
     union {  // operands of the current product
         struct Operands operands;
-        float strip[LONGER][STRIP + PAD];
+        float strip[MAX_TILE][STRIP + PAD];
     };
-    float weights[LONGER][LONGER + PAD];  // of all pairs of a tile, from one product to the next
+    float weights[MAX_TILE][MAX_TILE + PAD];  // of all pairs, from one product to the next
 };
 
 template <int R, int C>
@@ -77,7 +77,7 @@ struct Columns {
             for (int j = 0; j < DEPTH / 8; j++) x[i][j] = rows.at(row + 32 * i, column + 8 * j);
     }
     // Transposes: columns become rows. PAD puts the 32 numbers of a warp into 32 different banks.
-    FN void store(float (*to)[LONGER + PAD]) const {
+    FN void store(float (*to)[MAX_TILE + PAD]) const {
         const i32 row = threadIdx.x / 8, column = threadIdx.x % 8;
 #pragma unroll
         for (int i = 0; i < COUNT / 32; i++)

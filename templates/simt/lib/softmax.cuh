@@ -15,8 +15,8 @@ FN void start(struct RowState &rows) {
 
 // A rescale factor. With nan_safe it never becomes 0, so that infinities are not erased.
 FN float not_zero(float factor) {
-    constexpr float LEAST = 0x1p-126f;
-    return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
+    constexpr float MIN_NORMAL = 0x1p-126f;
+    return WITH_NAN_SAFE && factor < MIN_NORMAL ? MIN_NORMAL : factor;
 }
 
 // Turns the logits of a tile into weights. If they raise a row's peak, rescales the earlier sums.

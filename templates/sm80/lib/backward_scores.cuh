@@ -11,7 +11,7 @@
 // Factor from the output of to_logit to powers of two. It keeps its sign, as no score is hidden by
 // infinity here.
 FN float signed_unit(const struct Attention &p, const struct Logit &logit) {
-    return BENT ? logit.unit : p.scale * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
+    return PAIRWISE_LOGITS ? logit.unit : p.scale * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
 }
 
 // Per-pair values of a thread. Element (m, n, e) is in row lane / 4 + 16 m + 8 (e / 2) and column 8
@@ -102,7 +102,8 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
                 const struct Pair pair = {query_token(p, batch, q), key_token(p, batch, k),
                                           level.at.head, batch,
                                           steps_of<KEY_ROWS>(level.steps, m, n, e)};
-                const float x = BENT ? logit_of_any(score, p, logit, pair, q < p.n_q) : score;
+                const float x =
+                    PAIRWISE_LOGITS ? logit_of_any(score, p, logit, pair, q < p.n_q) : score;
                 const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
                 const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
                 weight[e] = live ? own.p : 0.0f;

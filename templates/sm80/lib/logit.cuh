@@ -1,5 +1,6 @@
 // From scores q . k to logits: applies the score formula or the options of a call. Needs:
-// device.cuh, Attention. Gives: Logit, logit_of, BENT, Pair, to_logit, logit_of_any, logit_slope.
+// device.cuh, Attention. Gives: Logit, logit_of, PAIRWISE_LOGITS, Pair, to_logit, logit_of_any,
+// logit_slope.
 #if WITH_SCORE
 FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
 #else
@@ -8,14 +9,14 @@ FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see scor
 
 // Whether features need the registers that the plain kernel uses for early loads.
 #if WITH_SCORE
-constexpr bool SHORT_OF_REGISTERS = PARK_ROWS;
+constexpr bool REGISTER_PRESSURE = PARK_ROWS;
 #else
-constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (HEAD_GRADIENT || WITH_NAN_SAFE || WITH_ENTMAX);
+constexpr bool REGISTER_PRESSURE = PARK_ROWS && (HEAD_GRADIENT || WITH_NAN_SAFE || WITH_ENTMAX);
 #endif
 
 // Whether logits are more than scores times a factor, and whether they depend on the position of
 // the pair.
-constexpr bool BENT = SCORED;
+constexpr bool PAIRWISE_LOGITS = SCORED;
 #if WITH_SCORE
 constexpr bool NEEDS_WHERE = true;
 #else

@@ -39,7 +39,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 }
 
 // The bits of all keys of a tile.
-constexpr u32 ALL_SEEN = (1u << TILE_K / 4) - 1 | ((1u << TILE_K / 4) - 1) << 16;
+constexpr u32 ALL_VISIBLE = (1u << TILE_K / 4) - 1 | ((1u << TILE_K / 4) - 1) << 16;
 
 // What queries lane / 4 + 8 r of a warp see of a tile's keys.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
@@ -73,11 +73,11 @@ FN bool sees_any(const struct Seen &seen) {
     u32 some = 0;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) some |= seen.word[m];
-    return __any_sync(0xffffffff, some & ALL_SEEN);
+    return __any_sync(0xffffffff, some & ALL_VISIBLE);
 }
 FN bool sees_all(const struct Seen &seen) {
-    u32 every = ALL_SEEN;
+    u32 every = ALL_VISIBLE;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) every &= seen.word[m];
-    return __all_sync(0xffffffff, every == ALL_SEEN);
+    return __all_sync(0xffffffff, every == ALL_VISIBLE);
 }

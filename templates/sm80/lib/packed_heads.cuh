@@ -44,7 +44,7 @@ FN void merge_row(const struct Attention *p, i64 number) {
     if (work.batch >= p->batch) return;
     work.parts = p->items;
     const i32 in_tile = row % TILE_Q;
-    float peak = NO_TOP;
+    float peak = ROW_MAX_INIT;
     for (i32 i = lane; i < work.parts; i += 32)
         peak = fmaxf(peak, part_of(p, work, i)[TILE_Q * HEAD_DIM_V + in_tile]);
 #pragma unroll

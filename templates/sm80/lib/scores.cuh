@@ -49,7 +49,7 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     clear(s);
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
-        if (SHORT_OF_REGISTERS && d == DEPTH / 2) __syncwarp();  // keeps ptxas from hoisting loads
+        if (REGISTER_PRESSURE && d == DEPTH / 2) __syncwarp();  // keeps ptxas from hoisting loads
         u32 a[FRAGMENTS][4], b[4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)

@@ -47,8 +47,8 @@ FN void hide_rest(Scores &s, struct Seen seen) {
 // A rescale factor for out. With nan_safe it never underflows to 0, so that infinities in out are
 // not erased.
 FN float not_zero(float factor) {
-    constexpr float LEAST = 0x1p-126f;
-    return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
+    constexpr float MIN_NORMAL = 0x1p-126f;
+    return WITH_NAN_SAFE && factor < MIN_NORMAL ? MIN_NORMAL : factor;
 }
 
 // Updates the row maxima if a logit is far above, and rescales the accumulators. All lanes of a
@@ -64,7 +64,7 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
         for (int n = 0; n < TILE_K / 8; n++)
             peak[r] = fmaxf(peak[r], fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
         peak[r] *= unit;
-        far |= peak[r] - base[r] > STALE;
+        far |= peak[r] - base[r] > RESCALE_THRESHOLD;
     }
     if (!__any_sync(0xffffffff, far)) return;
 #pragma unroll

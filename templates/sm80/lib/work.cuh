@@ -75,7 +75,7 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.v = (const unsigned char *)p->v + kv_head * p->v_stride[1];
     block.key_scale = key_scale(*p, work.batch, kv_head);
     block.value_scale = value_scale(*p, work.batch, kv_head);
-    if (!BENT) block.logit.unit *= block.key_scale;
+    if (!PAIRWISE_LOGITS) block.logit.unit *= block.key_scale;
 #else
     block.k = head_rows(p->k, p->k_stride, key_batch(work.batch), kv_head);
     block.v = head_rows(p->v, p->v_stride, key_batch(work.batch), kv_head);

@@ -17,7 +17,7 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Po
 FN void load_queries(struct Shared &shared, const struct Source &source, const TensorMap &map,
                      u32 at, i32 first) {
     u64 &full = shared.q_full[at];
-#if FOLDED
+#if LSE_IN_WGMMA
     arrive_expecting(full, Q_BYTES + PIECE_BYTES);
     load_bytes(shared_address(shared.rows[at]), source.lse + ROW_FLOATS * first, PIECE_BYTES, full);
 #else
@@ -37,7 +37,7 @@ FN void load_queries(struct Shared &shared, const struct Source &source, const T
 FN void load_dout(struct Shared &shared, const struct Source &source, const TensorMap &map, u32 at,
                   i32 first) {
     u64 &full = shared.dout_full[dout_at(at)];
-#if FOLDED
+#if LSE_IN_WGMMA
     arrive_expecting(full, DOUT_BYTES);
 #else
     arrive_expecting(full, DOUT_BYTES + 4 * TILE_Q);
@@ -60,7 +60,7 @@ FN void find_source(struct Source &source, const struct Attention &p, const stru
     find_list(source.list, p, work, head);
     source.q = coordinates(p.q_stride, at);
     source.dout = coordinates(p.dout_stride, at);
-    source.lse = w.lse + (FOLDED ? ROW_FLOATS : 1) * first;
+    source.lse = w.lse + (LSE_IN_WGMMA ? ROW_FLOATS : 1) * first;
     source.delta = w.delta + first;
     source.tail = (work.tile + 1) * TILE_K > keys_end(p) ? MASKED : 0;
 }

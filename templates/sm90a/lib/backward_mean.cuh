@@ -86,7 +86,7 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
 }
 
 // As for softmax; see EARLY.
-constexpr bool MEAN_EARLY = !LONG_LOGITS && (!BENT || QUERIES <= 64);
+constexpr bool MEAN_EARLY = !LONG_LOGITS && (!PAIRWISE_LOGITS || QUERIES <= 64);
 
 // A thread's sums for each of its queries.
 struct Mean {

@@ -9,7 +9,7 @@ struct alignas(16) Item {
 
 // Items in shared memory at a time. In deterministic mode, large tiles leave no registers for a
 // second one.
-constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
+constexpr u32 ITEMS = DETERMINISTIC && !ONE_WARPGROUP ? 1 : 2;
 
 // The tile of dq that a step adds to (`sum`), and in deterministic mode the number of additions
 // that must come first (`rank`). The last turn of a column may be HELD; see
@@ -77,8 +77,8 @@ FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 h
     const i32 sum = head * p.tile_rows + row;
     i32 word;
     if (turn_word(word, p, list, i)) {
-        constexpr i32 MOST_SUMS = 32;  // as in maskc/layout/work/deterministic_order.py
-        const i32 which = word % MOST_SUMS, rank = (word & ~HELD) / MOST_SUMS;
+        constexpr i32 MAX_SUMS = 32;  // as in maskc/layout/work/deterministic_order.py
+        const i32 which = word % MAX_SUMS, rank = (word & ~HELD) / MAX_SUMS;
         return {which ? further_of(p, head, row).first + which - 1 : sum, rank | (word & HELD)};
     }
     return {sum, rank_of(p, head, row, column)};

@@ -17,7 +17,7 @@ typedef float QueryGradient[PRODUCT_PIECES * 4];
 // tiles after q; p, if exchanged, is STAGES tiles after ds.
 struct Operands {
     u64 k, q;                // for scores: K-major
-    u64 rows, ones;          // FOLDED: pieces of lse and delta, and the ones that multiply them
+    u64 rows, ones;          // LSE_IN_WGMMA: pieces of lse and delta, and their multipliers, 1
     u64 k_tokens, q_tokens;  // for gradients: MN-major, reduced along tokens
     u64 k_half, q_half;      // the slab that both warpgroups share half of, if any
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
@@ -29,7 +29,7 @@ FN u32 dout_stage(u32 at) { return at % DOUT_STAGES * (DOUT_BYTES >> 4); }
 FN u32 rows_stage(u32 at) { return at * TILE_Q; }
 FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 
-#if FOLDED
+#if LSE_IN_WGMMA
 // -lse and -delta are the B operand of one more k-step. Each query has a row of eight bf16 numbers:
 // three pieces of lse, a zero, and the same for delta. The second half of the k-step rereads the
 // first.
@@ -53,7 +53,7 @@ FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
 template <int COUNT>
 FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
                      [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
-#if FOLDED
+#if LSE_IN_WGMMA
     u32 ones[4] = {};
     ones[0] = ones[1] = threadIdx.x % 4 / 2 == of_delta ? TWO_ONES : 0;
     fence_operand(ones);

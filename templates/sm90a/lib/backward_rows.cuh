@@ -24,7 +24,7 @@ FN float block_sum(float x) {
     return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
 }
 
-#if FOLDED
+#if LSE_IN_WGMMA
 // Splits a number into the sum of three bf16 numbers: the high halves of two words, and the low
 // half of one.
 FN uint2 three_pieces(float x) {
@@ -54,7 +54,7 @@ FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
 // Stores lse and delta of query `r` of a tile row for the main launch.
 FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
     const struct Workspace w = workspace(p);
-#if FOLDED
+#if LSE_IN_WGMMA
     ((uint4 *)w.lse)[row * TILE_Q + r] = row_pieces(p, lse, delta);
 #else
     const i64 place = row * TILE_Q + place_in_rows(r);
@@ -67,7 +67,7 @@ FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float de
 #if WITH_SCORE
 // Reads both back, for the gradients of tables.
 FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
-#if FOLDED
+#if LSE_IN_WGMMA
     const uint4 x = ((const uint4 *)workspace(p).lse)[row * TILE_Q + r];
     const float level = sum_of_pieces(make_uint2(x.x, x.y));
     return make_float2(-level * score_unit(p), -sum_of_pieces(make_uint2(x.z, x.w)));

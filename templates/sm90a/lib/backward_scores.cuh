@@ -10,7 +10,7 @@ typedef u32 Pairs[QUERIES / 4];  // two scores each, in storage precision
 // 0, 1, 8 and 9 first.
 typedef float4 Rows[QUERIES / 16];
 
-#if FOLDED
+#if LSE_IN_WGMMA
 // The WGMMAs have already added them.
 FN void read_rows(Rows &, const float *) {}
 FN float2 pair_of(const Rows &, int) { return make_float2(0.0f, 0.0f); }
@@ -117,7 +117,7 @@ constexpr bool ADDS_UP = true;  // gradients of tables: large tiles pack u then,
 #else
 constexpr bool ADDS_UP = false;
 #endif
-constexpr bool KEEP_U = !(HAS_SLOPE && (CROWDED || HEAD_GRADIENT))
+constexpr bool KEEP_U = !(HAS_SLOPE && (REGISTER_PRESSURE || HEAD_GRADIENT))
                         && !(QUERIES > 64 && (HAS_SLOPE || WITH_ENTMAX || ADDS_UP))
                         && !(HEAD_GRADIENT && (WITH_ENTMAX || WIDE_SUMS));
 struct Kept {
@@ -145,7 +145,7 @@ FN float base_of(float lse, int i) {
     const float *const own = shifts_of(threadIdx.x / 128 - 1) + StepShifts::ORIGIN
                              + thread % 4 * 2 - thread / 32 * 16 - thread % 32 / 4;
     const float shift = own[i / 4 * 8 + i % 2 - i / 2 % 2 * 8];
-    return FOLDED ? -shift : lse - shift;
+    return LSE_IN_WGMMA ? -shift : lse - shift;
 }
 
 #endif

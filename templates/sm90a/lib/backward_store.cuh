@@ -13,7 +13,7 @@ FN void stage_gradient(const float (&d)[N], u32 tile, float scale, i32 group, u3
     for (int i = 0; i < N / 8; i++) {
         const float *x = d + 8 * i;
         const u32 column = column_of<COUNT>(group, 2 * i), slab = column / 64 - first;
-        if (!ALONE && COUNT > ROOM && slab >= ROOM) continue;
+        if (!ONE_WARPGROUP && COUNT > ROOM && slab >= ROOM) continue;
         store_matrices(tile + slab * 64 * SLAB_ROW
                            + swizzled(row, column % 64 / 8 + lane / 16),
                        pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
@@ -26,7 +26,7 @@ FN void stage_gradient(const float (&d)[N], u32 tile, float scale, i32 group, u3
 // warpgroup has not released yet. A column without steps uses the place of its keys.
 FN u32 gradient_place(const struct Shared &shared, const struct Column &column, u32 last, int of_k,
                       i32 group) {
-    if (!ALONE)
+    if (!ONE_WARPGROUP)
         return shared_address(shared.ds)
                + (SPLIT_KEYS ? group * (SLABS < ROOM ? SLABS : ROOM) * 64 * SLAB_ROW : 0);
     if (column.steps == 0) return shared_address(of_k ? shared.k : shared.v);
@@ -40,7 +40,7 @@ FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
                        const struct Shared &shared, const struct Attention &p, i32 group) {
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
     const u32 tile = gradient_place(shared, column, last, OF_K, group);
-    constexpr int AT_ONCE = ALONE || COUNT < ROOM ? COUNT : ROOM;
+    constexpr int AT_ONCE = ONE_WARPGROUP || COUNT < ROOM ? COUNT : ROOM;
 #pragma unroll
     for (int first = 0; first < COUNT; first += AT_ONCE) {
         stage_gradient<COUNT>(d, tile, scale, group, first);
@@ -55,9 +55,9 @@ FN void store_gradient(const float (&d)[N], const TensorMap &map, float scale,
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }
             commit_stores();
-            if (!ALONE || OF_K) stores_read<0>();
+            if (!ONE_WARPGROUP || OF_K) stores_read<0>();
         }
-        if (ALONE) continue;
+        if (ONE_WARPGROUP) continue;
         if (SPLIT_KEYS && !(OF_K && first + AT_ONCE >= COUNT)) sync_group(group);
         else sync_both();
     }

@@ -4,19 +4,19 @@
 // Cap, cap_of, cap_scores, slope_at.
 
 // Bound on |rate * s| up to which the polynomial is within 3e-7 of tanh
-constexpr float MODERATE = 0.75f;
+constexpr float CAP_SERIES_LIMIT = 0.75f;
 constexpr int TERMS = 5;
 constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f, 0.012318827f};
-// FOLDED: the polynomial coefficients include the scale, which takes five registers.
-template <bool FOLDED = false>
+// SCALED: the polynomial coefficients include the scale, which takes five registers.
+template <bool SCALED = false>
 struct Cap {
     float height, rate;
     float slope, bent;  // derivative by scale * score: slope - bent * logit^2
-    float odd[FOLDED ? TERMS : 1];
+    float odd[SCALED ? TERMS : 1];
 };
-template <bool FOLDED = false>
-FN Cap<FOLDED> cap_of(const struct Attention &p, i32 head, i32 batch) {
-    Cap<FOLDED> cap;
+template <bool SCALED = false>
+FN Cap<SCALED> cap_of(const struct Attention &p, i32 head, i32 batch) {
+    Cap<SCALED> cap;
     cap.height = score_height(head, batch, p);
     const float rate = score_rate(head, batch, p);
     cap.rate = rate * p.scale;
@@ -24,14 +24,14 @@ FN Cap<FOLDED> cap_of(const struct Attention &p, i32 head, i32 batch) {
     cap.bent = cap.height == 0.0f ? 0.0f : rate * fast_reciprocal(cap.height);
     float power = cap.height * cap.rate;
 #pragma unroll
-    for (int i = 0; FOLDED && i < TERMS; i++)
+    for (int i = 0; SCALED && i < TERMS; i++)
         cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
     return cap;
 }
-template <bool FOLDED>
-FN float moderate_logit(float s, const Cap<FOLDED> &cap) {
-    const float *const odd = FOLDED ? cap.odd : TANH;
-    const float x = FOLDED ? s : s * cap.rate, factor = FOLDED ? 1.0f : cap.height;
+template <bool SCALED>
+FN float moderate_logit(float s, const Cap<SCALED> &cap) {
+    const float *const odd = SCALED ? cap.odd : TANH;
+    const float x = SCALED ? s : s * cap.rate, factor = SCALED ? 1.0f : cap.height;
     const float square = x * x;
     float sum = odd[TERMS - 1];
 #pragma unroll
@@ -39,8 +39,8 @@ FN float moderate_logit(float s, const Cap<FOLDED> &cap) {
     return factor * x * sum;
 }
 // tanh as 1 - 2 / (e^2x + 1), with one exponential.
-template <bool FOLDED>
-FN float any_logit(float s, const Cap<FOLDED> &cap) {
+template <bool SCALED>
+FN float any_logit(float s, const Cap<SCALED> &cap) {
     const float x = fast_exp2(s * (2.0f * LOG2E * cap.rate));
     return fmaf(-2.0f * cap.height, fast_reciprocal(x + 1.0f), cap.height);
 }
@@ -50,12 +50,12 @@ FN float slope_at(float logit, const Cap<> &cap) {
     const float slope = fmaf(-cap.bent * logit, logit, cap.slope);
     return cap.slope < 0.0f ? fminf(slope, 0.0f) : fmaxf(slope, 0.0f);
 }
-template <int N, bool FOLDED>
-FN void cap_scores(float (&s)[N], const Cap<FOLDED> &cap) {
+template <int N, bool SCALED>
+FN void cap_scores(float (&s)[N], const Cap<SCALED> &cap) {
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));
-    if (WITH_ENTMAX || __any_sync(0xffffffff, most * fabsf(cap.rate) > MODERATE)) {
+    if (WITH_ENTMAX || __any_sync(0xffffffff, most * fabsf(cap.rate) > CAP_SERIES_LIMIT)) {
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] = any_logit(s[i], cap);
     } else {

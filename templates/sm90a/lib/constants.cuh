@@ -13,7 +13,7 @@
 #if WITH_PAIR_RING
 #define KEEP_Q (ROOM_FOR_Q && PAIR_RING && !HAS_SLOPE)
 #else
-#define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
+#define KEEP_Q (ROOM_FOR_Q && !PAIRWISE_LOGITS && !WITH_ENTMAX)
 #endif
 // When a step waits for the p v of the previous tile, and so frees the registers of p:
 // before the logits, if they need these registers (0); after the row maxima (1); or after half of
@@ -24,7 +24,7 @@ constexpr int PV_WAIT =
     || (LONG_LOGITS && HEAD_DIM > 128)
 #endif
     ? 0
-    : CROWDED_CELLS && BENT ? 0
+    : SELECTION_REGISTER_PRESSURE && PAIRWISE_LOGITS ? 0
     : PERSISTENT && !ONE_Q ? 1 : PV_WAIT_LAST;
 
 constexpr int THREADS = 128 * (GROUPS + 1);

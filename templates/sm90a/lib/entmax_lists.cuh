@@ -12,7 +12,7 @@ constexpr u32 LIST_STEP = PLACE * 128 * GROUPS;  // bytes between consecutive en
 constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / LIST_STEP;
 // Key indices are stored as fp32: their additions use the FP32 pipe, since the lists keep the
 // integer pipe busy. They are exact, and tile indices fit 16 bits, up to this many keys.
-constexpr i32 MOST_KEYS = 1 << 22;
+constexpr i32 MAX_KEYS = 1 << 22;
 
 struct Lists {
     u32 free[2];     // address of each row's first free entry, in shared memory
@@ -164,7 +164,7 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     set_least(lists, x, unit);
 }
 
-constexpr int MOST_STEPS = 12;  // steps of a search
+constexpr int MAX_STEPS = 12;  // steps of a search
 
 // Makes the levels those of the lists, and leaves only entries with a weight. Returns whether
 // the levels are precise enough.
@@ -172,7 +172,7 @@ FN bool search_lists(struct Lists &lists, float unit, float a, struct Search &x)
     raise_and_drop(lists, unit, a, x);
     bool moves = true;
 #pragma unroll 1
-    for (int step = 0; moves && step < MOST_STEPS; step++) {
+    for (int step = 0; moves && step < MAX_STEPS; step++) {
         add_lists(lists, unit, a, x);
         moves = false;
 #pragma unroll

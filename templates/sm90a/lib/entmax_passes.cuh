@@ -63,9 +63,9 @@ FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct A
     }
     const bool found = !lists.full && search_lists(lists, w.unit, w.a, w.x);
     publish_writes();  // before v is copied over the lists
-    if (!found || p.n_kv > MOST_KEYS) return lists.full ? SUMS : VALUES;
+    if (!found || p.n_kv > MAX_KEYS) return lists.full ? SUMS : VALUES;
     const i32 listed = longest(join_lists(lists)) <= most_fetched(w.tiles) ? DONE : LISTED;
-    const bool room = room_for_pairs(lists) && p.n_kv <= MOST_COLUMNS;
+    const bool room = room_for_pairs(lists) && p.n_kv <= MAX_COLUMNS;
     return (Pass)(room ? listed : listed | UNLISTED);
 }
 
@@ -93,8 +93,8 @@ FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct
 }
 
 // The scores of the next tile are computed before the WGMMA of this tile's weights, which then
-// overlaps their softmax. Exception: CROWDED, where logits need the registers.
-constexpr bool CROWDED = GROUPS == 3 && BENT;
+// overlaps their softmax. Exception: REGISTER_PRESSURE, where logits need the registers.
+constexpr bool REGISTER_PRESSURE = GROUPS == 3 && PAIRWISE_LOGITS;
 FN void drop_tile(Scores &s, const struct Dropout &d, const struct Rows &w, i32 query, i32 key) {
     struct Staying<TILE_K / 2> stay;
     draw_by_query(stay, d, query, key, w.row.head, w.row.batch);
@@ -117,10 +117,10 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
         begin_values(o, weights, shared, w);
         scheduler_barrier_arrive(w.group);
         products_wait<1>();
-        if (CROWDED) finish_values(o, weights, shared, w);
+        if (REGISTER_PRESSURE) finish_values(o, weights, shared, w);
         finish_tile(s, tile, shared, p, w);
         add_tile<true>(s, w.unit, w.a, w.x);
-        if (!CROWDED) finish_values(o, weights, shared, w);
+        if (!REGISTER_PRESSURE) finish_values(o, weights, shared, w);
         drop_tile(s, dropout, w, tile.query, (tile.word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
         to_weights(weights, s);
     }

@@ -18,7 +18,7 @@ constexpr bool BY_PRODUCTS = !FILTERS_PAIRS && KEY_STEP == TILE_K && HEAD_DIM <=
 // A list entry becomes one word: 14 bits of the weight, which is at most 1, and 18 bits of the
 // column index within the thread. A row's last word is followed by NO_COLUMN.
 constexpr u32 COLUMN = (1 << 18) - 1, NO_COLUMN = COLUMN;
-constexpr i32 MOST_COLUMNS = 4 * (NO_COLUMN + 1) - TILE_K;  // of keys
+constexpr i32 MAX_COLUMNS = 4 * (NO_COLUMN + 1) - TILE_K;  // of keys
 // The words of both rows interleave from the same address: one row has the lower half of each
 // entry, the other row the upper half.
 FN u32 first_weight(int r) { return first_place(0) + 4 * r; }

@@ -3,7 +3,7 @@
 
 // The scales of a row's scores and results.
 struct Factors {
-    float unit, stale, scores, out;
+    float unit, margin, scores, out;
 #if WITH_FP8
     float slope;  // of distances, in the unit of scores
 #endif
@@ -12,8 +12,8 @@ FN struct Factors factors_of(const struct Attention &) { return {}; }
 FN void set_factors(struct Factors &x, const struct Attention &p, float scores, float out) {
     x.scores = scores;
     x.out = out;
-    x.unit = BENT ? unit_of(p) : unit_of(p) * x.scores;
-    x.stale = STALE * fast_reciprocal(x.unit);
+    x.unit = PAIRWISE_LOGITS ? unit_of(p) : unit_of(p) * x.scores;
+    x.margin = RESCALE_THRESHOLD * fast_reciprocal(x.unit);
 }
 template <int N>
 FN void multiply_all(float (&x)[N], float by) {
@@ -21,5 +21,5 @@ FN void multiply_all(float (&x)[N], float by) {
     for (int i = 0; i < N; i++) x[i] *= by;
 }
 FN void multiply_scores(Scores &s, const struct Factors &x) {
-    if (BENT) multiply_all(s, x.scores);
+    if (PAIRWISE_LOGITS) multiply_all(s, x.scores);
 }

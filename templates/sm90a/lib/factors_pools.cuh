@@ -6,8 +6,9 @@
 
 #include "sm90a/lib/factors.cuh"
 
-// Undoes the scaling of exponentials by 2^RAISED: in results together with the scale of values.
-constexpr float DOWN = 1.0f / (1 << (int)RAISED);
+// Undoes the scaling of exponentials by 2^P_EXPONENT_OFFSET: in results together with the scale of
+// values.
+constexpr float DOWN = 1.0f / (1 << (int)P_EXPONENT_OFFSET);
 
 FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row &row) {
     const i32 head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);

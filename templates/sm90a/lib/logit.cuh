@@ -15,7 +15,7 @@
 //     pair_rows<Kind>(p)                  PAIR_ROWS: see pair_rows.cuh
 
 // The includer includes pair_rows.cuh before this file if WITH_PAIR_ROWS. Facts:
-//     BENT           `bend` computes logits. Otherwise it leaves scores as they are, and the code
+//     PAIRWISE_LOGITS  `bend` computes logits. Otherwise it leaves scores as they are, and the code
 //                    that reads them next applies the scale.
 //     HAS_SLOPE      the derivative of the logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    the logit depends on the position of the pair.
@@ -47,13 +47,13 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 #define SHIFTED 0
 #endif
 #define CAPPED SCORE_CAPS
-#define BENT (SCORED && !SHIFTED)
+#define PAIRWISE_LOGITS (SCORED && !SHIFTED)
 #define HAS_SLOPE SCORE_BENDS
-#define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
+#define NEEDS_WHERE (PAIRWISE_LOGITS && (HEAD_GRADIENT || !CAPPED))
 #define LONG_LOGITS SCORE_BENDS
 
 // The factor by which the output of `bend` must still be multiplied to give logits.
-FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
+FN float left_scale(const struct Attention &p) { return PAIRWISE_LOGITS ? 1.0f : p.scale; }
 
 // Constants of the logits of one head.
 struct HeadLogit {
@@ -83,9 +83,9 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Turns scores into logits if BENT. FOLDED: see cap.cuh. A mask's score
+// Turns scores into logits if PAIRWISE_LOGITS. SCALED: see cap.cuh. A mask's score
 // formula defines score_anywhere; near_logits limits its results, see score_far.cuh.
-template <bool FOLDED = false, int N, typename Where>
+template <bool SCALED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if WITH_PAIR_ROWS && PAIR_ROWS
     each_entry<N>(p, where, [&](int i, float entry) {
@@ -95,10 +95,10 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
     limit_logits(s);
     return;
 #endif
-#if BENT
+#if PAIRWISE_LOGITS
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
-    cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));
+    cap_scores(s, cap_of<SCALED>(p, where.head(0), where.batch()));
 #endif
 #pragma unroll
     for (int i = 0; i < N; i++) {

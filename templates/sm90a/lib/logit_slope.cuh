@@ -37,7 +37,7 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
     near_logits(s);
     return;
 #endif
-#if CAPPED || !BENT
+#if CAPPED || !PAIRWISE_LOGITS
     bend(s, p, where);
 #else
     where.refresh(p);

@@ -32,28 +32,28 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 }
 
 constexpr int FOURS = HEAD_DIM_V / 4, OWN_FOURS = (FOURS + 31) / 32;
-constexpr int MOST_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
+constexpr int MAX_PARTS = 64;  // of a row; see maskc/layout/work/work_list.py
 
 // The weights of a row's parts, two of each lane, and of an earlier result; the factor of their
 // sum, and the row's lse.
 struct PartWeights {
-    float own[MOST_PARTS / 32], before, scale, lse;
+    float own[MAX_PARTS / 32], before, scale, lse;
 };
 FN struct PartWeights part_weights(const struct Attention &p, const struct Place &at, i32 row,
-                                   const float2 (&sums)[MOST_PARTS / 32]) {
+                                   const float2 (&sums)[MAX_PARTS / 32]) {
     const float before = lse_before(p, p.lse + row_offset(p.lse_stride, at, 0), row);
     const float sink =
         WITH_SINKS ? __fmul_rn(sink_of(p, at.head, row), LOG2E) : MINUS_INFINITY;
     float top = fmaxf(before, sink);
 #pragma unroll
-    for (int i = 0; i < MOST_PARTS / 32; i++) top = fmaxf(top, sums[i].x);
+    for (int i = 0; i < MAX_PARTS / 32; i++) top = fmaxf(top, sums[i].x);
 #pragma unroll
     for (int by = 16; by; by /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, by));
     top = top == MINUS_INFINITY ? 0.0f : top;
     struct PartWeights weights;
     float total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < MOST_PARTS / 32; i++) {
+    for (int i = 0; i < MAX_PARTS / 32; i++) {
         weights.own[i] = fast_exp2(__fsub_rn(sums[i].x, top));
         total = fmaf(weights.own[i], sums[i].y, total);
     }
@@ -78,12 +78,12 @@ FN void merge_rows(const struct Attention &p, const struct Work &work) {
     const float *const sums = parts + part_rows(p) * HEAD_DIM_V;
 #pragma unroll 1
     for (i32 first = threadIdx.x % 128 / 32; first < p.n_q; first += 4 * TOGETHER) {
-        float2 sum[TOGETHER][MOST_PARTS / 32];
+        float2 sum[TOGETHER][MAX_PARTS / 32];
 #pragma unroll
         for (int r = 0; r < TOGETHER; r++) {
             const i32 row = min_i32(first + 4 * r, p.n_q - 1);
 #pragma unroll
-            for (int i = 0; i < MOST_PARTS / 32; i++) {
+            for (int i = 0; i < MAX_PARTS / 32; i++) {
                 const i32 part = lane + 32 * i;
                 sum[r][i] = part < work.count
                     ? __ldcg((const float2 *)(sums + (i64)part * step + 2 * row))
@@ -97,7 +97,7 @@ FN void merge_rows(const struct Attention &p, const struct Work &work) {
 
         float o[TOGETHER][4 * OWN_FOURS] = {};
 #pragma unroll
-        for (int i = 0; i < MOST_PARTS / 32; i++) {
+        for (int i = 0; i < MAX_PARTS / 32; i++) {
             const i32 count = min_i32(work.count - 32 * i, 32);
 #pragma unroll 16 / TOGETHER
             for (i32 j = 0; j < count; j++) {

@@ -1,6 +1,6 @@
 // Operand policy for FP8 (E4M3) tensors: tiles and weights; the rest is in values_bytes.cuh.
 // Counterpart with the same names: operands_halves.cuh. Needs: constants.cuh, device.cuh. Gives: as
-// that one, and V_BYTES, RAISED.
+// that one, and V_BYTES, P_EXPONENT_OFFSET.
 
 // q, k and v have one byte per element and out has two, so a tile of q is half as wide as a tile of
 // out.
@@ -10,10 +10,10 @@ constexpr int QK_STEPS = HEAD_DIM / 32, PV_STEPS = TILE_K / 32;
 constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB, V_STAGE = K_BYTES;
 constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T
 
-// All exponentials are scaled by 2^RAISED, to use the range of E4M3: it ends at 448, and has full
-// precision from 2^-6 on. RAISED is an integer, so that 1 stays exact.
-constexpr float STALE = 1.75f, RAISED = 7.0f;
-FN float base_of(float top, float unit) { return fmaf(-top, unit, RAISED); }
+// All exponentials are scaled by 2^P_EXPONENT_OFFSET, to use the range of E4M3: it ends at 448, and
+// has full precision from 2^-6 on. P_EXPONENT_OFFSET is an integer, so that 1 stays exact.
+constexpr float RESCALE_THRESHOLD = 1.75f, P_EXPONENT_OFFSET = 7.0f;
+FN float base_of(float top, float unit) { return fmaf(-top, unit, P_EXPONENT_OFFSET); }
 
 typedef u32 Weights[TILE_K / 8];
 // Packs four numbers to E4M3, the first in the lowest byte. NaN stays NaN.

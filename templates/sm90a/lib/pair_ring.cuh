@@ -67,8 +67,8 @@ FN void copies_arrive(u64 &barrier) {
 FN void copy_pairs(const struct Attention &p, i32 copier) {
     if (!copies_entries(p)) return;
     constexpr int ROWS = 32 / PAIR_PIECES, COPIES = 8 / ROWS;  // all lanes copy ROWS at once
-    constexpr int TURN = 8 * PAIR_COPIERS;
-    static_assert(TILE_Q % TURN == 0, "all warps copy as many rows");
+    constexpr int ROWS_PER_COPY = 8 * PAIR_COPIERS;
+    static_assert(TILE_Q % ROWS_PER_COPY == 0, "all warps copy as many rows");
     struct PairRing &ring = pair_ring();
     const unsigned short **const tiles_held = ring.held[copier];
     const i32 lane = threadIdx.x % 32, piece = lane % PAIR_PIECES;
@@ -98,21 +98,21 @@ FN void copy_pairs(const struct Attention &p, i32 copier) {
             }
             if (rows >= TILE_Q && left >= TILE_K) {
 #pragma unroll
-                for (int i = 0; i < TILE_Q; i += TURN)
+                for (int i = 0; i < TILE_Q; i += ROWS_PER_COPY)
 #pragma unroll
                     for (int j = 0; j < COPIES; j++) {
                         copy_bytes(to[j] + PAIR_PIECES * 16 * i, source[j]);
-                        source[j] += TURN * down;
+                        source[j] += ROWS_PER_COPY * down;
                     }
             } else {
                 const i32 bytes = 2 * max_i32(min_i32(left - 8 * piece, 8), 0);
 #pragma unroll 1
-                for (int i = first; i < TILE_Q; i += TURN)
+                for (int i = first; i < TILE_Q; i += ROWS_PER_COPY)
 #pragma unroll
                     for (int j = 0; j < COPIES; j++) {
                         copy_bytes(to[j], source[j], i + ROWS * j < rows ? bytes : 0);
-                        to[j] += PAIR_PIECES * 16 * TURN;
-                        source[j] += TURN * down;
+                        to[j] += PAIR_PIECES * 16 * ROWS_PER_COPY;
+                        source[j] += ROWS_PER_COPY * down;
                     }
             }
         }

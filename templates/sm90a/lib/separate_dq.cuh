@@ -9,7 +9,7 @@ namespace by_rows {
 // KEEP_ROWS: a warp's rows of q and dout are in registers, so their slot is free at once. Otherwise
 // two slots alternate.
 constexpr int ROW_PLACES = KEEP_ROWS ? 1 : 2;
-static_assert(ALONE && TILE_Q == 64 && TILE_K == 64 && QUERIES == 64, "one kind of scores");
+static_assert(ONE_WARPGROUP && TILE_Q == 64 && TILE_K == 64 && QUERIES == 64, "one kind of scores");
 
 // A tile row of a head.
 struct alignas(16) Row {

@@ -23,9 +23,9 @@ FN void find_shifts(struct Shifts<QUERIES, KEYS> &x, i32 first, i32 head, i32 ba
         x.own[i / 128] = factor * score_shift(far, head, batch, p);
     }
 }
-// Writes the elements to shared memory. HARMLESS replaces +inf and NaN by 0, so that additions
+// Writes the elements to shared memory. FINITE_ONLY replaces +inf and NaN by 0, so that additions
 // cannot make dead pairs NaN; -inf stays.
-template <bool HARMLESS, int QUERIES, int KEYS>
+template <bool FINITE_ONLY, int QUERIES, int KEYS>
 FN void lay_shifts(float *to, const struct Shifts<QUERIES, KEYS> &x) {
     constexpr int COUNT = Shifts<QUERIES, KEYS>::COUNT;
     const i32 thread = threadIdx.x % 128;
@@ -33,6 +33,6 @@ FN void lay_shifts(float *to, const struct Shifts<QUERIES, KEYS> &x) {
     for (int i = 0; i < COUNT; i += 128)
         if (i + 128 <= COUNT || thread < COUNT - i) {
             const float own = x.own[i / 128];
-            to[i + thread] = !HARMLESS || own < PLUS_INFINITY ? own : 0.0f;
+            to[i + thread] = !FINITE_ONLY || own < PLUS_INFINITY ? own : 0.0f;
         }
 }

@@ -5,8 +5,8 @@
 typedef float Scores[TILE_K / 2];
 typedef float Output[HEAD_DIM_V / 2];
 
-// Factor from scores (or logits, if BENT) to powers of two. Not 0: the mask's -inf would become
-// NaN.
+// Factor from scores (or logits, if PAIRWISE_LOGITS) to powers of two. Not 0: the mask's -inf would
+// become NaN.
 FN float unit_of(const struct Attention &p) {
     return fmaxf(fabsf(left_scale(p)) * LOG2E, 1e-30f);
 }
@@ -24,8 +24,8 @@ constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
 #endif
 
 // Online softmax of a thread's two rows. Exponentials are relative to `top`, the row maximum, which
-// is updated only when a score of the warp exceeds it by STALE powers of two. All threads of a quad
-// have the same tops; each lane has its own partial sums.
+// is updated only when a score of the warp exceeds it by RESCALE_THRESHOLD powers of two. All
+// threads of a quad have the same tops; each lane has its own partial sums.
 struct Softmax {
     float top[2], sum[2];
     float base[2];    // addend of exponents: -top * unit, or 0 if nothing was visible; see base_of
@@ -59,10 +59,10 @@ FN void near_rows(Scores &s, float (&peak)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) peak[r] = near_logit(peak[r]);
 }
-FN bool raise_tops(Scores &s, float unit, float stale, struct Softmax &x) {
+FN bool raise_tops(Scores &s, float unit, float margin, struct Softmax &x) {
 #else
 // Updates the row maxima. Returns whether they changed, so that the accumulators must be rescaled.
-FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) {
+FN bool raise_tops(const Scores &s, float unit, float margin, struct Softmax &x) {
 #endif
     float peak[2];
 #pragma unroll
@@ -78,13 +78,13 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
 #if FORMULA_FAR
     if (NEAR_BY_ROWS) near_rows(s, peak);
 #endif
-    const bool far = peak[0] > x.top[0] + stale || peak[1] > x.top[1] + stale;
+    const bool far = peak[0] > x.top[0] + margin || peak[1] > x.top[1] + margin;
     x.factor[0] = x.factor[1] = 1.0f;
     if (!__any_sync(0xffffffff, far)) return false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         peak[r] = quad_max(peak[r]);
-        const float top = peak[r] > x.top[r] + stale ? peak[r] : x.top[r];
+        const float top = peak[r] > x.top[r] + margin ? peak[r] : x.top[r];
         const float finite = top == MINUS_INFINITY ? 0.0f : top;
         x.factor[r] = fast_exp2((x.top[r] - finite) * unit);
         x.top[r] = top;
@@ -116,8 +116,8 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
 
 #if WITH_PAIR_RING
 // SUMS_DECIDE: makes the weights of a tile without its maxima, which cost an instruction for each
-// score. If no sum exceeds 2^STALE, no weight does. Otherwise, or before the tops are settled,
-// returns false; scores and sums are then as before.
+// score. If no sum exceeds 2^RESCALE_THRESHOLD, no weight does. Otherwise, or before the tops are
+// settled, returns false; scores and sums are then as before.
 FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) {
     if (!x.settled) return false;
     float sum[2][2] = {};
@@ -131,8 +131,8 @@ FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) 
         weights[i] = pack(even, odd);
     }
     const float more[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
-    constexpr float MOST = 1 << (int)STALE;
-    if (__any_sync(0xffffffff, more[0] > MOST || more[1] > MOST)) return false;
+    constexpr float MAX_SUM = 1 << (int)RESCALE_THRESHOLD;
+    if (__any_sync(0xffffffff, more[0] > MAX_SUM || more[1] > MAX_SUM)) return false;
     x.sum[0] += more[0];
     x.sum[1] += more[1];
     return true;

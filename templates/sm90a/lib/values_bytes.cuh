@@ -42,9 +42,9 @@ FN void add_distances(Scores &s, const struct Factors &x, const Where &where) {
         asm volatile("fma.rn.f32 %0, %1, %2, %0;"
                      : "+f"(s[i]) : "f"(-x.slope), "f"(where.distance(i)));
 }
-// Call at the end of a row or part: undoes the scaling of exponentials by 2^RAISED.
+// Call at the end of a row or part: undoes the scaling of exponentials by 2^P_EXPONENT_OFFSET.
 FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {
-    const float down = fast_exp2(-RAISED);
+    const float down = fast_exp2(-P_EXPONENT_OFFSET);
     sum[0] *= down, sum[1] *= down;
     multiply_all(o, down * x.out);
 }

@@ -27,11 +27,11 @@ FN u32 values_step(int i) { return token_step(i); }
 #else
 // All rows have the same scale.
 struct Factors {
-    float unit, stale;  // from scores to powers of two; STALE in units of scores
+    float unit, margin;  // from scores to powers of two; RESCALE_THRESHOLD in units of scores
 };
 FN struct Factors factors_of(const struct Attention &p) {
     const float unit = unit_of(p);
-    return {unit, STALE * fast_reciprocal(unit)};
+    return {unit, RESCALE_THRESHOLD * fast_reciprocal(unit)};
 }
 FN void begin_row(struct Factors &, const struct Attention &, const struct Row &) {}
 FN void multiply_scores(Scores &, const struct Factors &) {}

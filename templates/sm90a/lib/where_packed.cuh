@@ -41,16 +41,16 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
 }
 
 // Turns scores into logits row by row. Few rows of a tile exist; the others are skipped.
-template <bool FOLDED, int N>
+template <bool SCALED, int N>
 FN void bend(float (&s)[N], const struct Attention &p, const struct Where &where) {
-#if BENT
+#if PAIRWISE_LOGITS
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (!where.any[r]) continue;
         float part[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; i++) part[i] = s[i / 2 * 4 + 2 * r + i % 2];
-        bend<FOLDED>(part, p, where.row[r]);
+        bend<SCALED>(part, p, where.row[r]);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i / 2 * 4 + 2 * r + i % 2] = part[i];
     }

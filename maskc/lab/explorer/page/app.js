@@ -1,6 +1,6 @@
 // One page: state, panes, keys, permalink. Everything that it says is computed from the model.
 
-import { MOST, arrayOf, condition, reached } from "./formula.js";
+import { MAX_NUMBER, arrayOf, condition, reached } from "./formula.js";
 import { Counter } from "./counting.js";
 import { blended, layersPainter, maskPainter, shareColor, tilePainter } from "./cells.js";
 import { BoxTiles, ClassTiles, formPainter } from "./forms.js";
@@ -76,7 +76,7 @@ export class Explorer {
   }
 
   get drawable() {
-    return this.masks.every((_, which) => this.set(which).keep !== null && reached(this.set(which).bound, this.magnitudes(which)) <= MOST);
+    return this.masks.every((_, which) => this.set(which).keep !== null && reached(this.set(which).bound, this.magnitudes(which)) <= MAX_NUMBER);
   }
 
   /** What was made for this state, made once. */
@@ -139,7 +139,7 @@ export class Explorer {
       return this.once("form boxes", () => ({ ...form, tiled: [new BoxTiles(form, this.counter(), n_q)], names: ["live"] }));
     }
     const divides = form.divides.every((stride) => (n_kv - n_q) % stride === 0);
-    const small = form.parts.every(({ bound }) => reached(bound, { ...this.magnitudes(), [form.of_all]: n_kv }) <= MOST);
+    const small = form.parts.every(({ bound }) => reached(bound, { ...this.magnitudes(), [form.of_all]: n_kv }) <= MAX_NUMBER);
     if (!divides || !small || (form.as_built && !this.asBuilt())) return null;
     return this.once("form classes", () => ({ ...form, tiled: form.parts.map((part) => new ClassTiles(part, this.env(), form.of_all)), names: form.parts.map(({ name }) => name) }));
   }

@@ -7,7 +7,7 @@
 import { condition } from "./formula.js";
 import { Counter } from "./counting.js";
 
-const MOST_TILES = 1 << 22;  // tiles of one question; beyond, it says NaN
+const MAX_TILES = 1 << 22;  // tiles of one question; beyond, it says NaN
 
 /** Boxes of a grid whose tokens are numbered row by row: `extents` of all axes but the first. */
 export class BoxTiles {
@@ -94,7 +94,7 @@ export class BoxTiles {
   totals() {
     const [q, k] = this.sides, { n } = this, total = { full: 0, partial: 0, tiles: 0, area: 0 };
     const slabs = (side) => Math.ceil(n / side.slab);
-    let left = MOST_TILES;
+    let left = MAX_TILES;
     const sizes = (side, slab) => side.runs.map((runs) => runs.reduce((sum, [from, length]) => sum + Math.max(0, Math.min(slab * side.slab + from + length, n) - (slab * side.slab + from)), 0));
     const add = (i, j, found) => {
       const heights = sizes(q, i), widths = sizes(k, j);

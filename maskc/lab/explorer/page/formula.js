@@ -8,7 +8,7 @@
 //
 // Numbers are doubles, which are exact below 2^53; the page draws nothing whose bound is larger.
 
-export const MOST = Number.MAX_SAFE_INTEGER;
+export const MAX_NUMBER = Number.MAX_SAFE_INTEGER;
 
 /** The largest value that a bound reaches: `values` holds a magnitude for every name. */
 export function reached(bound, values) {

@@ -252,11 +252,11 @@ export class MaskMap {
 
   /** Outlines of the tile under the pointer, all its stretches; where they are fine, their hull. */
   #drawRuns(context, scene) {
-    const { q, k, scale } = this.view, MOST_LINES = 4096;
+    const { q, k, scale } = this.view, MAX_LINES = 4096;
     context.strokeStyle = scene.ink.ink;
     context.lineWidth = 1.5;
     for (const { q: down, k: right } of scene.runs) {
-      const fine = scale * Math.min(down[0][1] - down[0][0], right[0][1] - right[0][0]) < 3 || down.length * right.length > MOST_LINES;
+      const fine = scale * Math.min(down[0][1] - down[0][0], right[0][1] - right[0][0]) < 3 || down.length * right.length > MAX_LINES;
       const hull = (runs) => (fine ? [[runs[0][0], runs[runs.length - 1][1]]] : runs);
       for (const [top, bottom] of hull(down)) {
         for (const [left, end] of hull(right)) {
