@@ -20,7 +20,7 @@ constexpr i32 BLOCKS = 2;
 constexpr i32 THREADS = 128;
 constexpr i32 BLOCKS = 6;  // that an SM runs at once, or more
 #endif
-constexpr i32 MOST_RESULTS = 5;
+constexpr i32 MAX_RESULTS = 5;
 constexpr u32 ALL = 0xffffffff;
 
 #include "common/lib/block_sums.cuh"
@@ -55,8 +55,8 @@ FN struct Reading reading_at(i32 number) {
 constexpr i32 OF_Q = 1, OF_K = 0;
 constexpr i32 STOPS = 2;  // array of document ends
 // For lists from lengths alone: the most lengths of both sides, tile rows, and lists.
-constexpr i32 MOST_LENGTHS = 2048, MOST_ROWS = 2048;
-constexpr i32 MOST_LISTS = 256;
+constexpr i32 MAX_LENGTHS = 2048, MAX_ROWS = 2048;
+constexpr i32 MAX_LISTS = 256;
 #include "common/lib/entries.cuh"
 
 // The constants of the mask.

@@ -73,7 +73,8 @@ constexpr i32 CELL_KEYS = 64;  // keys of a tile that are selected together
 constexpr i32 CELL_QUERIES = 1;  // queries of a tile that select together
 // Bit i: interval i holds pairs that need to be selected; or pairs that are visible without it.
 constexpr unsigned OF_CHOSEN = 4, OF_OTHERS = 0;
-constexpr bool BLOCKS_EARLY = 0;  // too few registers to prefetch the words
+// Under register pressure the words are not prefetched.
+constexpr bool BLOCKS_EARLY = 0;
 FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 
@@ -101,10 +102,11 @@ constexpr int COMPUTE_REGISTERS = 240, COPY_REGISTERS = 24;
 // Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 65536
 // When a step waits for p v; PV_WAIT in lib/constants.cuh combines these constants.
-// PV_WAIT_FIRST: before the logits. CROWDED_CELLS: selection bits and intervals leave few
-// registers. PV_WAIT_LAST: the value of PV_WAIT in all other cases, without persistent blocks.
+// PV_WAIT_FIRST: before the logits. SELECTION_REGISTER_PRESSURE: selection bits and
+// intervals leave few registers. PV_WAIT_LAST: the value of PV_WAIT in all other cases, without
+// persistent blocks.
 constexpr bool PV_WAIT_FIRST = 0;
-constexpr bool CROWDED_CELLS = 0;
+constexpr bool SELECTION_REGISTER_PRESSURE = 0;
 constexpr int PV_WAIT_LAST =
     2;
 // The tiles of a row are a list in memory. If 0, they are a range of consecutive tiles.

@@ -73,7 +73,8 @@ constexpr i32 CELL_KEYS = 64;  // keys of a tile that are selected together
 constexpr i32 CELL_QUERIES = 1;  // queries of a tile that select together
 // Bit i: interval i holds pairs that need to be selected; or pairs that are visible without it.
 constexpr unsigned OF_CHOSEN = 4, OF_OTHERS = 0;
-constexpr bool BLOCKS_EARLY = 0;  // too few registers to prefetch the words
+// Under register pressure the words are not prefetched.
+constexpr bool BLOCKS_EARLY = 0;
 FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 

@@ -38,7 +38,7 @@ FN struct Mask load_mask(const struct Selected &p) {
 
 struct Selection0 {
     static constexpr i32 INDEX = 0;
-    static constexpr i32 MOST = 13;  // chosen blocks
+    static constexpr i32 MAX_CHOSEN = 13;  // chosen blocks
     static constexpr i32 BLOCK = 64, Q_BLOCK = 1;  // tokens
     static constexpr i32 SCORE = GIVEN;
     // Cells of one class are stored as one number

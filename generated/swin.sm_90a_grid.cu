@@ -64,10 +64,11 @@ constexpr int COMPUTE_REGISTERS = 240, COPY_REGISTERS = 24;
 // Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 0
 // When a step waits for p v; PV_WAIT in lib/constants.cuh combines these constants.
-// PV_WAIT_FIRST: before the logits. CROWDED_CELLS: selection bits and intervals leave few
-// registers. PV_WAIT_LAST: the value of PV_WAIT in all other cases, without persistent blocks.
+// PV_WAIT_FIRST: before the logits. SELECTION_REGISTER_PRESSURE: selection bits and
+// intervals leave few registers. PV_WAIT_LAST: the value of PV_WAIT in all other cases, without
+// persistent blocks.
 constexpr bool PV_WAIT_FIRST = 0;
-constexpr bool CROWDED_CELLS = 0;
+constexpr bool SELECTION_REGISTER_PRESSURE = 0;
 constexpr int PV_WAIT_LAST =
     2;
 // The tiles of a row are a list in memory. If 0, they are a range of consecutive tiles.

@@ -261,7 +261,9 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
 // EARLY: issue dp = dout . v before the scores become weights, if there are registers for both.
 constexpr bool SMALL_TILE = QUERIES <= 64;
 constexpr bool EARLY =
-    !LONG_LOGITS && !WIDE_SUMS && (THRESHOLDS ? SMALL_TILE : !(PAIRWISE_LOGITS || WITH_ENTMAX) || (SMALL_TILE && !REGISTER_PRESSURE));
+    !LONG_LOGITS && !WIDE_SUMS
+    && (THRESHOLDS ? SMALL_TILE
+        : !(PAIRWISE_LOGITS || WITH_ENTMAX) || (SMALL_TILE && !REGISTER_PRESSURE));
 // LSE_EARLY, DELTA_EARLY: load lse and delta before issuing the WGMMAs. Afterwards the loads would
 // queue behind the WGMMA operand reads from shared memory.
 constexpr bool LSE_EARLY =

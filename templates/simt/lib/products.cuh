@@ -16,7 +16,7 @@ struct Shared {
         struct Operands operands;
         float strip[MAX_TILE][STRIP + PAD];
     };
-    float weights[MAX_TILE][MAX_TILE + PAD];  // of all pairs of a tile, from one product to the next
+    float weights[MAX_TILE][MAX_TILE + PAD];  // of all pairs, from one product to the next
 };
 
 template <int R, int C>

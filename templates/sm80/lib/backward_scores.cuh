@@ -102,7 +102,8 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
                 const struct Pair pair = {query_token(p, batch, q), key_token(p, batch, k),
                                           level.at.head, batch,
                                           steps_of<KEY_ROWS>(level.steps, m, n, e)};
-                const float x = PAIRWISE_LOGITS ? logit_of_any(score, p, logit, pair, q < p.n_q) : score;
+                const float x =
+                    PAIRWISE_LOGITS ? logit_of_any(score, p, logit, pair, q < p.n_q) : score;
                 const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
                 const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
                 weight[e] = live ? own.p : 0.0f;

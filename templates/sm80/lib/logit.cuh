@@ -1,5 +1,6 @@
 // From scores q . k to logits: applies the score formula or the options of a call. Needs:
-// device.cuh, Attention. Gives: Logit, logit_of, PAIRWISE_LOGITS, Pair, to_logit, logit_of_any, logit_slope.
+// device.cuh, Attention. Gives: Logit, logit_of, PAIRWISE_LOGITS, Pair, to_logit, logit_of_any,
+// logit_slope.
 #if WITH_SCORE
 FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
 #else

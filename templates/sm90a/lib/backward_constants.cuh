@@ -31,9 +31,9 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 // Most tiles of dq are zeroed by an idle warp of the main launch, except the tiles of the first
 // heads, which the prepare launch zeroes.
 #define ZEROES (STAGED && ZEROING_WARP && !DETERMINISTIC)
-// LSE_IN_WGMMA: the WGMMAs of scores and dp subtract lse and delta by one additional k-step, so that no
-// thread loads them. Only for plain softmax, where nothing else reads the scores, and without
-// dropout, which comes between dp and delta.
+// LSE_IN_WGMMA: the WGMMAs of scores and dp subtract lse and delta by one additional k-step, so
+// that no thread loads them. Only for plain softmax, where nothing else reads the scores, and
+// without dropout, which comes between dp and delta.
 #define LSE_IN_WGMMA (!(THRESHOLDS || PAIRWISE_LOGITS || HEAD_GRADIENT || WITH_ENTMAX || DROPS))
 constexpr int PLAIN_THREADS = 256;  // threads per block of the launches before and after
 constexpr int SLABS_V = (HEAD_DIM_V + 63) / 64;  // slabs in tiles of v and dout

@@ -17,7 +17,7 @@ typedef float QueryGradient[PRODUCT_PIECES * 4];
 // tiles after q; p, if exchanged, is STAGES tiles after ds.
 struct Operands {
     u64 k, q;                // for scores: K-major
-    u64 rows, ones;          // LSE_IN_WGMMA: pieces of lse and delta, and the ones that multiply them
+    u64 rows, ones;          // LSE_IN_WGMMA: pieces of lse and delta, and their multipliers, 1
     u64 k_tokens, q_tokens;  // for gradients: MN-major, reduced along tokens
     u64 k_half, q_half;      // the slab that both warpgroups share half of, if any
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries

@@ -3,11 +3,11 @@
 // Further, column_of.
 
 // Layout, for every tile row, head and sequence: TILE_Q numbers each of lse, delta and control,
-// then a tile of dq. lse and delta are in the order in which `Rows` reads them; LSE_IN_WGMMA stores a row
-// of bf16 pieces per query instead. In deterministic mode a tile row may have further tiles of dq,
-// with TILE_Q control numbers each. They follow the tiles of all rows, head by head. For every tile
-// column that several items share: tiles of dk and dv. In deterministic mode, one pair of tiles for
-// each of these items.
+// then a tile of dq. lse and delta are in the order in which `Rows` reads them; LSE_IN_WGMMA stores
+// a row of bf16 pieces per query instead. In deterministic mode a tile row may have further tiles
+// of dq, with TILE_Q control numbers each. They follow the tiles of all rows, head by head. For
+// every tile column that several items share: tiles of dk and dv. In deterministic mode, one pair
+// of tiles for each of these items.
 struct Workspace {
     float *lse;  // times log2(e), or the entmax threshold; infinite past the end and without keys
     float *delta;    // softmax: rowsum(out * dout); entmax: mean of dout . v, weighted by u

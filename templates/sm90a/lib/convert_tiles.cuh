@@ -66,7 +66,8 @@ FN void convert_tile(unsigned char *to, const unsigned char *from, u64 &read, u6
     constexpr int GROUPS_OF_ROWS = TILE_K / 8, STEPS = DIM / 32;
     constexpr int SHARE = (GROUPS_OF_ROWS + CONVERTING_WARPS - 1) / CONVERTING_WARPS;  // groups
     // Groups that are loaded before the first is converted: as many as registers hold.
-    constexpr int MAX_GROUPS = STEPS > 4 ? 1 : 12 / STEPS, AT_ONCE = MAX_GROUPS < SHARE ? MAX_GROUPS : SHARE;
+    constexpr int MAX_GROUPS = STEPS > 4 ? 1 : 12 / STEPS;
+    constexpr int AT_ONCE = MAX_GROUPS < SHARE ? MAX_GROUPS : SHARE;
     const u32 lane = threadIdx.x % 32;
     const u32 row = lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 16, eight = lane % 4;
     from += turn * 8 * SLAB_ROW;

@@ -6,7 +6,8 @@
 
 #include "sm90a/lib/factors.cuh"
 
-// Undoes the scaling of exponentials by 2^P_EXPONENT_OFFSET: in results together with the scale of values.
+// Undoes the scaling of exponentials by 2^P_EXPONENT_OFFSET: in results together with the scale of
+// values.
 constexpr float DOWN = 1.0f / (1 << (int)P_EXPONENT_OFFSET);
 
 FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row &row) {

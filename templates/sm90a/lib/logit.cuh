@@ -15,7 +15,7 @@
 //     pair_rows<Kind>(p)                  PAIR_ROWS: see pair_rows.cuh
 
 // The includer includes pair_rows.cuh before this file if WITH_PAIR_ROWS. Facts:
-//     PAIRWISE_LOGITS           `bend` computes logits. Otherwise it leaves scores as they are, and the code
+//     PAIRWISE_LOGITS  `bend` computes logits. Otherwise it leaves scores as they are, and the code
 //                    that reads them next applies the scale.
 //     HAS_SLOPE      the derivative of the logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    the logit depends on the position of the pair.

@@ -10,8 +10,8 @@ constexpr int QK_STEPS = HEAD_DIM / 32, PV_STEPS = TILE_K / 32;
 constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB, V_STAGE = K_BYTES;
 constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T
 
-// All exponentials are scaled by 2^P_EXPONENT_OFFSET, to use the range of E4M3: it ends at 448, and has full
-// precision from 2^-6 on. P_EXPONENT_OFFSET is an integer, so that 1 stays exact.
+// All exponentials are scaled by 2^P_EXPONENT_OFFSET, to use the range of E4M3: it ends at 448, and
+// has full precision from 2^-6 on. P_EXPONENT_OFFSET is an integer, so that 1 stays exact.
 constexpr float RESCALE_THRESHOLD = 1.75f, P_EXPONENT_OFFSET = 7.0f;
 FN float base_of(float top, float unit) { return fmaf(-top, unit, P_EXPONENT_OFFSET); }
 

@@ -5,8 +5,8 @@
 typedef float Scores[TILE_K / 2];
 typedef float Output[HEAD_DIM_V / 2];
 
-// Factor from scores (or logits, if PAIRWISE_LOGITS) to powers of two. Not 0: the mask's -inf would become
-// NaN.
+// Factor from scores (or logits, if PAIRWISE_LOGITS) to powers of two. Not 0: the mask's -inf would
+// become NaN.
 FN float unit_of(const struct Attention &p) {
     return fmaxf(fabsf(left_scale(p)) * LOG2E, 1e-30f);
 }
@@ -24,8 +24,8 @@ constexpr bool SUMS_DECIDE = PAIR_RING && PV_WAIT == 0 && !DROPS;
 #endif
 
 // Online softmax of a thread's two rows. Exponentials are relative to `top`, the row maximum, which
-// is updated only when a score of the warp exceeds it by RESCALE_THRESHOLD powers of two. All threads of a quad
-// have the same tops; each lane has its own partial sums.
+// is updated only when a score of the warp exceeds it by RESCALE_THRESHOLD powers of two. All
+// threads of a quad have the same tops; each lane has its own partial sums.
 struct Softmax {
     float top[2], sum[2];
     float base[2];    // addend of exponents: -top * unit, or 0 if nothing was visible; see base_of
@@ -116,8 +116,8 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
 
 #if WITH_PAIR_RING
 // SUMS_DECIDE: makes the weights of a tile without its maxima, which cost an instruction for each
-// score. If no sum exceeds 2^RESCALE_THRESHOLD, no weight does. Otherwise, or before the tops are settled,
-// returns false; scores and sums are then as before.
+// score. If no sum exceeds 2^RESCALE_THRESHOLD, no weight does. Otherwise, or before the tops are
+// settled, returns false; scores and sums are then as before.
 FN bool weigh(Weights &weights, const Scores &s, float unit, struct Softmax &x) {
     if (!x.settled) return false;
     float sum[2][2] = {};
