@@ -357,8 +357,8 @@ def member(
     """
     if name.startswith("__"):
         raise AttributeError(name)
-    if (found := attribute(name, dtype)) is not None:
-        return found
+    if (known := attribute(name, dtype)) is not None:
+        return known
 
     def unknown(*_: Any, **__: Any) -> NoReturn:
         refuse(f"it uses .{name}")

@@ -272,7 +272,7 @@ _SEGMENTS = documents("segments")
 def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
     """The model's mask and the one that `set_mask` gave the layer."""
     if getattr(carried, "carries_a_mask", False) and carried.place.kv_offset:
-        what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
+        what = "keys that a sliding cache has dropped, in addition to its mask from set_mask"
         raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
     return _joined(mask, extra)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.tiles.document_tiles import without_documents
 from maskc.plan.intervals import intervals
 from maskc.plan.types import KernelPlan
 
@@ -27,7 +27,7 @@ def matches(plan: KernelPlan) -> bool:
     """Whether all heads have one mask, of documents and terms that read no data, which runs as a
     whole and tests single pairs."""
     mask, *others = plan.masks
-    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    alone = without_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
     return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
 
 
@@ -43,7 +43,7 @@ def listed(plan: KernelPlan) -> KernelPlan:
     modes = *schedule.modes, *schedule.document_modes
     schedule = replace(schedule, modes=modes, document_modes=())
     (mask,) = plan.masks
-    alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    alongside = without_documents(mask.lifted.shape, tuple(mask.ir.data))
     covered = None if alongside is None else intervals(alongside)
     *reasons, partial = plan.reasons
     if covered is not None:
