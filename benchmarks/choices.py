@@ -49,11 +49,11 @@ from maskc.dsl.mask import Mask
 from maskc.lab.calibrate import forced, stretch_of_program, work_of
 from maskc.lab.fitting import Sample, fits
 from maskc.layout import (
-    beside_documents,
     build,
     extents,
     load_of,
     sequence_arrays,
+    without_documents,
 )
 from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.plan.cost import runs_in_parts
@@ -444,7 +444,7 @@ def _counted(
     bound = binder.completed(binder.bind(data, case.n_q, case.n_kv), case.n_q, case.n_kv)
     recipe = bundle.variants[0].recipe(unit.tile)
     if unit.by_documents:
-        beside, ids = beside_documents(recipe.keep, bundle.data), data["doc"]
+        beside, ids = without_documents(recipe.keep, bundle.data), data["doc"]
         if beside is None:
             raise TypeError(f"{case.name}: not a mask of documents")
         return [tally_of_documents(unit.tile, beside, bound.params, ids, direction)], None, None

@@ -27,8 +27,8 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import kind_name
 from maskc.ir.heads import written_heads
-from maskc.plan.beside import kept_at_most
 from maskc.plan.cost import USUAL_HEADS
+from maskc.plan.dense_comparison import kept_at_most
 from maskc.plan.explain import predicted
 from maskc.plan.types import KernelPlan
 from maskc.verify.samples import sample_data

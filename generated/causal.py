@@ -48,7 +48,7 @@ plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 b
 """
 """The text that `explain()` returns."""
 
-_MASK = GeneratedMask.beside(__file__, REPORT)
+_MASK = GeneratedMask.of_module(__file__, REPORT)
 
 SOURCE = _MASK.source
 """The text of the kernels by target, from the files next to this one."""

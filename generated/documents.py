@@ -51,7 +51,7 @@ choice   documents of at most 512 tokens, as max_seqlen says: tiles of 64 x 64; 
 """
 """The text that `explain()` returns."""
 
-_MASK = GeneratedMask.beside(__file__, REPORT)
+_MASK = GeneratedMask.of_module(__file__, REPORT)
 
 SOURCE = _MASK.source
 """The text of the kernels by target, from the files next to this one."""

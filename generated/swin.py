@@ -53,7 +53,7 @@ plan     backward: or boxes of a grid, 4 x 16 queries x 4 x 32 keys of N x 64: u
 """
 """The text that `explain()` returns."""
 
-_MASK = GeneratedMask.beside(__file__, REPORT)
+_MASK = GeneratedMask.of_module(__file__, REPORT)
 
 SOURCE = _MASK.source
 """The text of the kernels by target, from the files next to this one."""

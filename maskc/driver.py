@@ -119,7 +119,7 @@ class Recipe:
         """The text of CompiledMask.explain."""
         from maskc.plan.explain import explain
 
-        comparison = beside_dense(self.mask, self.plan)
+        comparison = compared_with_dense(self.mask, self.plan)
         return explain(self.plan) + "".join(f"{line}\n" for line in comparison)
 
     def bound(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
@@ -296,10 +296,10 @@ def tile_choices(problem: Problem, target: Target) -> tuple[Problem, ...]:
     return tuple(fitting(problem, target))
 
 
-def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
+def compared_with_dense(mask: Mask, plan: KernelPlan) -> list[str]:
     """Lines that compare the plan of a mask with dense attention: causal, where the mask is."""
     from maskc.dsl.combinators import causal, full
-    from maskc.plan.beside import beside_dense as lines
+    from maskc.plan.dense_comparison import compared_with_dense as lines
 
     masks = analyse_heads(mask, plan.problem.n_heads).masks
     known = all(facts.causal.holds for facts in plan.facts)
@@ -313,7 +313,7 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
 def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:
     """(the order of the live pairs of a head for long sequences, as O(N*w), the power of N in it);
     of heads that differ the largest; None if one of them has no closed form."""
-    from maskc.plan.beside import pairs_of
+    from maskc.plan.dense_comparison import pairs_of
 
     orders = [pairs_of(ir) for ir in analyse_heads(mask, n_heads).masks]
     known = [pairs for pairs in orders if pairs is not None]

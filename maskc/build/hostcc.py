@@ -282,7 +282,7 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
     return _built(unit, macros, (), entries)
 
 
-def build_beside_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ...]) -> Binary:
+def build_with_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ...]) -> Binary:
     """A shared object that includes headers of another library, from the cache, or compiled now.
 
     Args:

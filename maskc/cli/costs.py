@@ -27,7 +27,7 @@ def costs(
         the reason under "refused".
     """
     from maskc import driver
-    from maskc.plan.beside import kept_at_most
+    from maskc.plan.dense_comparison import kept_at_most
     from maskc.viz.picture import numbers_of
 
     tile = plan.tile.q, plan.tile.k

@@ -49,7 +49,7 @@ _PARTS = ("information", "perplexity", "retrieval")
     help="Sequences of each text.",
 )
 @click.option(
-    "--beside", "compared_with", default="window,streaming,random,topk", show_default=True,
+    "--compare", "compared_with", default="window,streaming,random,topk", show_default=True,
     metavar="NAMES",
     help="Masks to compare with, at the same number of live pairs: all, none, or names.",
 )  # fmt: skip
@@ -181,7 +181,7 @@ def _candidates(
     for name in names:
         if name not in FAMILIES:
             hint = f"there is: {', '.join(FAMILIES)}"
-            raise UsageMistake(f"--beside: no family {name!r}", hint, at="--beside")
+            raise UsageMistake(f"--compare: no family {name!r}", hint, at="--compare")
     shares = [share / 100 for share in _numbers("--budget", budgets, float)] if budgets else []
     if any(not 0 < share <= 1 for share in shares):
         hint = "give percent of the pairs of dense attention, such as 12.5"

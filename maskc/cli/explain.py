@@ -49,7 +49,7 @@ def explain(
             milliseconds = plan_report.predicted(plan, n, n_kv)
             reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": milliseconds})
             continue
-        comparison = driver.beside_dense(entry.mask, plan)
+        comparison = driver.compared_with_dense(entry.mask, plan)
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *comparison]
         chosen = plan_report.choice_lines(plan, n, n_kv)
         times = plan_report.time_lines(plan, n, n_kv)

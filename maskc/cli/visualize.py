@@ -41,7 +41,7 @@ _RANKED = ("scores", "index_q", "index_k", "index_w")
 """Inputs of selections; pictures make up scores instead."""
 _TENSORS = ("q", "k")
 """Arrays of --data that weights are computed from."""
-_BESIDE = 48
+_AXIS_COLUMNS = 48
 """Columns of a terminal that axes and numbers take."""
 
 
@@ -254,7 +254,7 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
 def _draw(pictures: list[Picture]) -> None:
     from maskc.viz.terminal import render
 
-    width = min(max(columns() - _BESIDE, 24), 64)
+    width = min(max(columns() - _AXIS_COLUMNS, 24), 64)
     for index, shown in enumerate(pictures):
         echo("\n" * bool(index) + render(shown, width, wants_color()), nl=False)
 

@@ -62,7 +62,7 @@ class PlanOptions(NamedTuple):
             Feature.nan_safe: self.nan_safe,
         }
         if asked[Feature.entmax] and asked[Feature.sinks]:
-            raise sinks_beside_entmax()
+            raise sinks_with_entmax()
         return frozenset(feature for feature, wanted in asked.items() if wanted)
 
 
@@ -103,7 +103,7 @@ def alpha_less_1(normalizer: str, alpha: Any) -> float:
     return ctypes.c_float(float(alpha) - 1).value
 
 
-def sinks_beside_entmax() -> BadOption:
+def sinks_with_entmax() -> BadOption:
     """Return the error for sink logits with entmax."""
     wanted = "left out with normalizer='entmax', which has no denominator"
     return BadOption("sink_logits", wanted, "sink logits", at="sink_logits")

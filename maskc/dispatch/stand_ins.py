@@ -21,7 +21,7 @@ from maskc.core.layout import PARTIAL, BlockLayout
 from maskc.core.problem import Direction, TileShape
 from maskc.core.selection import Selection
 from maskc.core.sizes import Sizes
-from maskc.layout import beside_documents, tile_codes
+from maskc.layout import tile_codes, without_documents
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.data_tiles import hull, reads_data
 from maskc.layout.tiles.document_tiles import document_lists
@@ -61,7 +61,7 @@ def expected_tally(
         backward = direction is Direction.backward
         queries = -(-sizes.n_q // tile.q) * len(tallies) if backward else 0
         return replace(_sum(tallies), queries=queries)
-    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    alongside = without_documents(bundle.variants[0].keep, bundle.data)
     if alongside is not None:
         return of_documents(tile, alongside, params, longest, direction)
     arrays = {
@@ -72,7 +72,7 @@ def expected_tally(
     spans = {name for decl in intervals for name in decl.arrays}
     keeps = (_with_prefix(variant.keep, spans, sizes.n_kv) for variant in bundle.variants)
     layouts = [
-        build(LayoutRecipe(tile, _hull_beside(keep, frozenset(arrays)), None), sizes.n_q,
+        build(LayoutRecipe(tile, _hull_given(keep, frozenset(arrays)), None), sizes.n_q,
               sizes.n_kv, params, arrays, exact=False)
         for keep in keeps
     ]  # fmt: skip
@@ -165,15 +165,15 @@ def _table(decl: DataDecl, sizes: Sizes) -> np.ndarray:
     return table
 
 
-def _hull_beside(keep: Expr, known: frozenset[str]) -> Expr:
+def _hull_given(keep: Expr, known: frozenset[str]) -> Expr:
     """The mask with every comparison taken for true that reads other arrays than the known ones."""
     if not known:
         return hull(keep)
     match keep:
         case E.All(terms):
-            return E.conj(*(_hull_beside(term, known) for term in terms))
+            return E.conj(*(_hull_given(term, known) for term in terms))
         case E.Any(terms):
-            return E.disj(*(_hull_beside(term, known) for term in terms))
+            return E.disj(*(_hull_given(term, known) for term in terms))
     return keep if known.issuperset(E.arrays(keep)) else hull(keep)
 
 
@@ -185,7 +185,7 @@ def _of_selections(
 ) -> Tally:
     """Return expected tile counts of one mask, as if its other data ruled nothing out."""
     rest = (bundle.selections, tile)
-    keep = _hull_beside(keep, frozenset(selection.name for selection in bundle.selections))
+    keep = _hull_given(keep, frozenset(selection.name for selection in bundle.selections))
     return expected(tile_codes(keep, *rest, sizes.n_q, sizes.n_kv, params), *rest)
 
 
@@ -236,7 +236,7 @@ def of_documents(
 
     Args:
         tile: the tile shape.
-        alongside: the condition in addition to documents, see `beside_documents`.
+        alongside: the condition in addition to documents, see `without_documents`.
         params: a value for every parameter.
         longest: tokens of the longest document; None takes TYPICAL.
         direction: a backward pass goes through tile columns.

@@ -27,7 +27,6 @@ from maskc.dsl.followed import (
     Followed,
     TableRows,
     among,
-    attribute,
     canonical,
     checked_narrow,
     common_narrow,
@@ -39,8 +38,10 @@ from maskc.dsl.followed import (
 from maskc.dsl.tabled import (
     Opaque,
     answered,
+    member,
     operators_by_name,
     or_tabled,
+    table_operators,
     tabled,
     tabling_now,
     torch_method,
@@ -515,30 +516,15 @@ class Value(Followed):
         refuse("it indexes a number", _TABLE)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
         kinds = ((is_test, "bool"), (is_whole, self.narrow or "int64"))
         dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
-        if (member := attribute(name, dtype)) is not None:
-            return member
-        function = _FUNCTIONS.get(canonical(name))
-        if function is None:
-            function = partial(_no_method, name)
-            if not tabling_now():
-                function()
-        return partial(or_tabled(function, torch_method(name)), self)
+        return member(self, name, dtype, lambda name: _FUNCTIONS.get(canonical(name)), refuse)
 
     def __repr__(self) -> str:
         return S.to_score_text(self.node)
 
 
-def _no_method(name: str, *_: Any, **__: Any) -> NoReturn:
-    refuse(f"it uses .{name}")
-
-
-for _name, _operator in operators_by_name():
-    if (_own := Value.__dict__.get(_name)) is not None:
-        setattr(Value, _name, or_tabled(_own, _operator))
+table_operators(Value)
 
 
 _LIBRARY = "use the functions of torch, NumPy or mc.scores: exp, log, tanh, sqrt, sigmoid, where"

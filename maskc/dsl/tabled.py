@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from maskc.core import expr as E
@@ -335,3 +335,35 @@ def or_tabled(method: Callable[..., Any], function: Callable[..., Any]) -> Calla
             return tabled(function, values, named, refused)
 
     return either
+
+
+def table_operators(kind: type) -> None:
+    """Let operators of a class of traced values compute tables where they cannot be followed."""
+    for name, function in operators_by_name():
+        if (method := kind.__dict__.get(name)) is not None:
+            setattr(kind, name, or_tabled(method, function))
+
+
+def member(
+    value: Followed, name: str, dtype: str, find: Callable[[str], Callable[..., Any] | None],
+    refuse: Callable[[str], NoReturn],
+) -> Any:  # fmt: skip
+    """Return an attribute or a method of a traced value, as its `__getattr__`.
+
+    Args:
+        dtype: name of the dtype of the value in torch.
+        find: returns the tracer's method of a name, or None.
+        refuse: raises the tracer's error.
+    """
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if (known := attribute(name, dtype)) is not None:
+        return known
+
+    def unknown(*_: Any, **__: Any) -> NoReturn:
+        refuse(f"it uses .{name}")
+
+    function = find(name)
+    if function is None and not tabling_now():
+        unknown()
+    return partial(or_tabled(function or unknown, torch_method(name)), value)

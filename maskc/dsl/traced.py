@@ -24,8 +24,8 @@ from maskc.core.errors import (
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
-from maskc.dsl.followed import Followed, attribute, checked_narrow, during
-from maskc.dsl.tabled import operators_by_name, or_tabled, tabling_now, torch_method
+from maskc.dsl.followed import Followed, checked_narrow, during
+from maskc.dsl.tabled import member, table_operators
 
 
 def refuse(what: str) -> NoReturn:
@@ -268,6 +268,12 @@ def _called(library: str, function: Any, args: Any, named: Any) -> object:
     return call(library, function, args, named)
 
 
+def _method(name: str) -> Callable[..., Any] | None:
+    from maskc.dsl.functions import method
+
+    return method(name)
+
+
 class Traced(Followed):
     """An integer or a condition as a formula; see the module's header."""
 
@@ -397,19 +403,9 @@ class Traced(Followed):
     def __class__(self, _: type) -> None:
         refuse("it changes the class of a traced value")
 
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        from maskc.dsl.functions import method
-
+    def __getattr__(self, name: str) -> Any:
         dtype = "bool" if self.decides() else self.narrow or "int64"
-        if (member := attribute(name, dtype)) is not None:
-            return member
-        if (function := method(name)) is not None:
-            return partial(or_tabled(function, torch_method(name)), self)
-        if tabling_now():
-            return partial(or_tabled(partial(_refused_method, name), torch_method(name)), self)
-        refuse(f"it uses the method .{name}")
+        return member(self, name, dtype, _method, refuse)
 
     def __repr__(self) -> str:
         from maskc.core.expr_text import to_python
@@ -425,13 +421,7 @@ class Traced(Followed):
         return repr(self)
 
 
-def _refused_method(name: str, *_: object, **__: object) -> NoReturn:
-    refuse(f"it uses the method .{name}")
-
-
-for _name, _function in operators_by_name():
-    if (_own := Traced.__dict__.get(_name)) is not None:
-        setattr(Traced, _name, or_tabled(_own, _function))
+table_operators(Traced)
 
 
 def traced_min(*args: object) -> object:

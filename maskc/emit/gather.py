@@ -54,7 +54,7 @@ class GatherSpec(ListsSpec):
     arg_notes: tuple[str, ...]
     allowed_spans: tuple[tuple[str, str], ...] | None
     """First and past-last key of each interval that a query may choose from; None: no such few."""
-    beside_spans: tuple[tuple[str, str], ...]
+    alongside_spans: tuple[tuple[str, str], ...]
     """The interval of what the mask may keep besides; empty if that is nothing."""
     indexed: tuple[tuple[G.Indexing, int], ...]
     """Ways to compute an indexer's scores, and slabs of queries in flight."""
@@ -80,7 +80,7 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
-        beside_spans=_beside_spans(made.alongside),
+        alongside_spans=_alongside_spans(made.alongside),
         indexed=scoring.slots,
         score_threads=scoring.threads,
         threads=gather.THREADS,
@@ -118,7 +118,7 @@ def _text(ir: MaskIR, formula: Formula) -> PartText:
     return PartText(formula.name, _NOTES[formula.name], lines)
 
 
-def _beside_spans(formula: Formula) -> tuple[tuple[str, str], ...]:
+def _alongside_spans(formula: Formula) -> tuple[tuple[str, str], ...]:
     """None if there is nothing."""
     return () if formula.lifted.shape == E.NEVER else _spans(formula) or ()
 

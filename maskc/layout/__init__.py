@@ -20,11 +20,11 @@ from maskc.layout.tiles.build import count as count
 from maskc.layout.tiles.build import tile_shape as tile_shape
 from maskc.layout.tiles.chosen_blocks import Chosen as Chosen
 from maskc.layout.tiles.document_tiles import band_of as band_of
-from maskc.layout.tiles.document_tiles import beside_documents as beside_documents
 from maskc.layout.tiles.document_tiles import check_documents as check_documents
 from maskc.layout.tiles.document_tiles import document_lists as document_lists
 from maskc.layout.tiles.document_tiles import most_runs as most_runs
 from maskc.layout.tiles.document_tiles import room_of as room_of
+from maskc.layout.tiles.document_tiles import without_documents as without_documents
 from maskc.layout.tiles.lists import extents as extents
 from maskc.layout.tiles.lists import kernel_lists as kernel_lists
 from maskc.layout.tiles.lists import sequence_arrays as sequence_arrays

@@ -54,7 +54,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     planned = forward is None and not problem.names_tile
     reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
     if problem.score is not None and target.name == SPARE and selections(main.masks):
-        why = "beside a score formula, single keys by q . k are chosen here alone"
+        why = "with a score formula, simt alone chooses single keys by q . k"
         reasons = (*reasons, why)
     parts = _parts(heads, problem, target)
     main = replace(main, parts=parts, reasons=reasons)

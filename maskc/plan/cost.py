@@ -39,7 +39,7 @@ from maskc.dispatch.residue_split import in_turn, obstacle
 from maskc.dispatch.stand_ins import LONGEST, SAMPLE, of_documents
 from maskc.layout import load_of, views
 from maskc.layout.inputs.max_seqlen import promises
-from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.tiles.document_tiles import without_documents
 from maskc.layout.work.tile_counts import adders_of, tally_of
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
@@ -184,7 +184,7 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
     at their defaults; 0 if they never do, None if there is no such choice."""
     small = tuple(smaller(plan))
     ir = plan.masks[0].ir
-    alongside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
+    alongside = without_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
     if alongside is None:
         return None
 

@@ -158,7 +158,7 @@ def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
 
 
 @lru_cache(maxsize=1 << 8)
-def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
+def intervals_alongside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
     """Return the intervals of the rest of a mask, after its part by distance, which is stored as
     bits."""
     if E.arrays(keep):

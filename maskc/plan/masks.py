@@ -12,7 +12,7 @@ from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance
 from maskc.plan.data_intervals import DataIntervals
-from maskc.plan.intervals import chosen_atom, intervals, intervals_beside
+from maskc.plan.intervals import chosen_atom, intervals, intervals_alongside
 from maskc.plan.ranges import row_ranges
 from maskc.plan.recipe import difficulty, layout_recipe
 from maskc.plan.types import PlannedMask
@@ -68,7 +68,7 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
     cheaper, or if some mask needs more than that."""
     if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None
-    alongside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
+    alongside = [intervals_alongside(mask.ir.keep, mask.lifted) for mask in masks]
     if None in alongside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
         return None
     return tuple(

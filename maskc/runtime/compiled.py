@@ -30,7 +30,7 @@ from maskc.core.score import Inputs
 from maskc.core.target import SPARE
 from maskc.core.tensors import torch_of
 from maskc.dispatch.options import (
-    sinks_beside_entmax,
+    sinks_with_entmax,
 )
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
@@ -683,7 +683,7 @@ def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
         return call.order.with_out(call_by_head(attn, call.heads_first()))
     q, k, _, options, data = call[:5]
     if options.sink_logits is not None:
-        raise sinks_beside_entmax()
+        raise sinks_with_entmax()
     if torch_of(q) is not None:
         results = entmax_by_head(attn, call)
     else:

@@ -47,7 +47,7 @@ class GeneratedMask:
         self._on = cache(self._compiled_for)
 
     @classmethod
-    def beside(cls, module: str, report: str = "") -> GeneratedMask:
+    def of_module(cls, module: str, report: str = "") -> GeneratedMask:
         """Load the mask of a generated module from the plan and the sources next to it.
 
         Args:

@@ -31,7 +31,7 @@ _PAIRS, _PAIRS_RANKED = 1 << 20, 1 << 17
 """Pairs of a long shape; where keys are ranked, whose oracle sorts every row."""
 _LONGEST = 1 << 16
 """Tokens: more would not fit in seconds."""
-_BESIDE = 4
+_ADDED_RATIO = 4
 """A constant at least this many times smaller may be added to the largest."""
 _FEWEST = 16
 """Queries of the longest shapes."""
@@ -63,7 +63,7 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
     fixed = fixed_lengths(mask)
     if fixed:
         return Lengths(_fitting(fixed), tuple(sizes))
-    reached = [number for number in sizes if number + number // _BESIDE + MARGIN <= _LONGEST]
+    reached = [number for number in sizes if number + number // _ADDED_RATIO + MARGIN <= _LONGEST]
     shapes = list(SHORT)
     longest = _past(reached)
     pairs = _PAIRS_RANKED if selects(mask) else _PAIRS
@@ -72,7 +72,7 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
     else:
         few = max(_FEWEST, pairs // longest)
         shapes += [(few, longest), (longest, few)]
-        within = [n for n in reached if (n + n // _BESIDE + MARGIN) ** 2 <= pairs]
+        within = [n for n in reached if (n + n // _ADDED_RATIO + MARGIN) ** 2 <= pairs]
         side = _past(within)
         shapes += [(side, side)] if side > MARGIN + MARGIN // 2 else []
     return Lengths(tuple(shapes), tuple(reached), tuple(sizes[len(reached) :]))
@@ -84,7 +84,7 @@ def _past(sizes: list[int]) -> int:
     With sinks and a window, all keys are live until both are exceeded.
     """
     largest = max(sizes, default=0)
-    second = max((number for number in sizes if number * _BESIDE <= largest), default=0)
+    second = max((number for number in sizes if number * _ADDED_RATIO <= largest), default=0)
     return largest + second + MARGIN
 
 

@@ -101,7 +101,7 @@ def _single(shown: Picture) -> Page:
     page = Page.blank(left + drawn.width + 2.8, top + height + _MARGIN)
     _write_title(page, shown, title)
     scales(paint(page, drawn, left, top), drawn, 1.7)
-    _beside(page, left + drawn.width + 0.45, top, drawn, notes)
+    _draw_notes(page, left + drawn.width + 0.45, top, drawn, notes)
     return page
 
 
@@ -178,7 +178,7 @@ def _write_title(page: Page, shown: Picture, title: list[str]) -> None:
     page.text(_MARGIN, base + 0.03, words.lengths(shown), fontsize=8.5, color=QUIET)
 
 
-def _beside(page: Page, x: float, y: float, drawn: Drawn, notes: tuple[str, ...]) -> None:
+def _draw_notes(page: Page, x: float, y: float, drawn: Drawn, notes: tuple[str, ...]) -> None:
     """Draw the column of numbers next to a single panel."""
     numbers = drawn.panel.numbers
     page.text(x, y + 0.23, words.percent(numbers.live_share), fontsize=22, fontweight="bold")

@@ -17,7 +17,7 @@ import maskc as mc
 from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
-from maskc.layout import Cutting, beside_documents, build, document_lists
+from maskc.layout import Cutting, without_documents, build, document_lists
 from maskc.runtime.device_lists import making
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel
@@ -507,7 +507,7 @@ def check_documents(made: Made, mask, of_q: list[np.ndarray], of_k: list[np.ndar
     """Compare the lists of documents of one or several sequences with the host's."""
     tile, n, batch = TileShape(*made.numbers.tile), len(of_k[0]), len(of_k)
     variant = mask.compile(head_dim=64, target="cpu").bundle
-    keep = beside_documents(variant.variants[0].keep, variant.data)
+    keep = without_documents(variant.variants[0].keep, variant.data)
     layout = build(LayoutRecipe(tile, keep, None), n, n, {}, {})
     lines = made.counts_and_words(0)
     assert len(lines) == made.numbers.lists == batch

@@ -343,7 +343,7 @@ def test_the_command_on_tensors(tmp_path: Path):
     np.savez(tmp_path / "x.npz", **{name: rng.normal(size=(2, 2, N, 8)) for name in "qkv"})
     tensors = ("--tensors", tmp_path / "x.npz")
     words = ("evaluate", "--expr", "causal() & (sinks(2) | window(5))", "--ablate", *tensors,
-             "--beside", "window,topk", "-o", out)  # fmt: skip
+             "--compare", "window,topk", "-o", out)  # fmt: skip
     assert maskc(*words).stdout.startswith("What this cannot show:\n")
     result = mc.evaluate.Evaluation.from_json(out.read_text())
     names = [one.name for one in result.patterns]
@@ -354,47 +354,49 @@ def test_the_command_on_tensors(tmp_path: Path):
     assert maskc_json(*words)["n"] == N
     solved = maskc_json(
         "evaluate", "sliding_window", *tensors, "--budget", "12.5,25%", "--solve", "window",
-        "--beside", "none",
+        "--compare", "none",
     )  # fmt: skip
     shares = [one["share"] for one in solved["patterns"]]
     assert len(shares) == 2
-    by_itself = maskc_json("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none")
+    by_itself = maskc_json("evaluate", "streaming", *tensors, "--budget", "25", "--compare", "none")
     (row,) = by_itself["patterns"]
     assert 0.2 < row["share"] <= 0.25
     (window,) = re.findall(r"^window=(\d+)$", row["setting"])
     assert (mc.causal() & (mc.sinks(4) | mc.window.hf(int(window)))).count(N) == row["pairs"]
     more = mc.causal() & (mc.sinks(4) | mc.window.hf(int(window) + 1))
     assert more.count(N) > 0.25 * mc.causal().count(N)
-    said = maskc("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none", "-o", out)
+    said = maskc(
+        "evaluate", "streaming", *tensors, "--budget", "25", "--compare", "none", "-o", out
+    )
     assert f"streaming 0.25 (window={window})" in said.stdout
     report = ("report", "streaming", "--target", "cpu", "--repeats", 0, "--n", N, "--evaluation",
               out, "-o", tmp_path / "x.md")  # fmt: skip
     assert f"(--set window={window})" in maskc(*report, code=2).stderr
     maskc(*report, "--set", f"window={window}")
     assert "In these tables the mask is called streaming 0.25." in (tmp_path / "x.md").read_text()
-    whole = maskc("evaluate", "streaming", *tensors, "--beside", "none").stdout
+    whole = maskc("evaluate", "streaming", *tensors, "--compare", "none").stdout
     assert f"streaming keeps every pair of causal() at N = {N}" in whole
     sliding = ("evaluate", "--expr", "causal() & window(param('w', 50))", "--set", "w=3", *tensors,
-               "--beside", "none")  # fmt: skip
+               "--compare", "none")  # fmt: skip
     (row,) = maskc_json(*sliding)["patterns"]
     assert row["pairs"] == (mc.causal() & mc.window(3)).count(N)
     assert 0.1 < shares[0] <= 0.125 < 0.2 < shares[1] <= 0.25
     np.save(tmp_path / "far.npy", far := rng.random(N) < 0.3)
-    words = ("evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window")
+    words = ("evaluate", "--expr", "causal() & flags('far')", *tensors, "--compare", "window")
     row, beside = maskc_json(*words, "--data", f"far={tmp_path / 'far.npy'}")["patterns"]
     assert row["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
-    words = ("evaluate", "--expr", "causal() & window(1)", *tensors, "--beside",
+    words = ("evaluate", "--expr", "causal() & window(1)", *tensors, "--compare",
              "window,chunked,bigbird")  # fmt: skip
     few = maskc(*words, "--json")
     names = [one["name"].split()[0] for one in json.loads(few.stdout)["patterns"]]
     assert names == ["mask", "chunked"]  # `window` is the mask itself
     assert "left out: no bigbird from " in few.stderr
     sinks = ("evaluate", "streaming", "--set", "n_sinks=16", *tensors, "--budget", "50,50",
-             "--beside", "streaming")  # fmt: skip
+             "--compare", "streaming")  # fmt: skip
     row, family = maskc_json(*sinks)["patterns"]  # two masks of one name are two results
     assert (row["name"], family["name"]) == ("streaming 0.5", "streaming 0.5 (family)")
     assert row["information"]["retained"] != family["information"]["retained"]
-    alike = ("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "streaming,window")
+    alike = ("evaluate", "streaming", *tensors, "--budget", "25", "--compare", "streaming,window")
     assert [one["name"] for one in maskc_json(*alike)["patterns"]] == [
         "streaming 0.25",
         "window 0.25",
@@ -404,7 +406,7 @@ def test_the_command_on_tensors(tmp_path: Path):
     for option in (["--n", "32"], ["--needles", "2"], ["--part", "perplexity"]):
         said = maskc("evaluate", "streaming", *tensors, *option, code=2).stderr
         assert f"{option[0]} needs a model" in said, said
-    for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"],
+    for wrong in (["--compare", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"],
                   ["--budget", "12.5"]):  # fmt: skip
         maskc("evaluate", "--expr", "causal()", *tensors, *wrong, code=2)
     said = maskc("evaluate", "bigbird_itc", *tensors, "--budget", "12.5", code=2).stderr

@@ -22,7 +22,7 @@ from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
 from maskc.plan.forms.gathered_keys import gathering
 from maskc.plan.types import Gathering
-from maskc.runtime.device_lists.gathered import _most_beside, room_for
+from maskc.runtime.device_lists.gathered import _max_alongside, room_for
 from maskc.runtime.device_lists.indexer_inputs import Ranking
 from tests.support import sass
 from tests.support.ledger import build
@@ -96,7 +96,7 @@ def test_lists_have_room(name):
     recipe = made(MASKS[name]).recipe
     for n_q, n_kv in [(1, 1), (12, 40), (40, 12), (5, 0)]:
         sizes = Sizes(1, 2, 1, n_q, n_kv)
-        beside = _most_beside(recipe, sizes, {})
+        beside = _max_alongside(recipe, sizes, {})
         ranking = Ranking({"scores": None}, 1, 1, 1)
         room = room_for(min(9, n_kv), recipe, ranking, sizes, {})
         for seed in range(3):

@@ -19,12 +19,12 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
     band_of,
-    beside_documents,
     build,
     check_documents,
     document_lists,
     most_runs,
     room_of,
+    without_documents,
 )
 from maskc.layout.tiles.document_tiles import MAX_KEYS, DocumentTileLists, tiles_of
 from tests.support.thorough import examples
@@ -46,7 +46,7 @@ def variant(mask):
 
 
 def laid_out(mask, n_q, n_kv, tile) -> BlockLayout:
-    return build(LayoutRecipe(tile, beside_documents(*variant(mask)), None), n_q, n_kv, {}, {})
+    return build(LayoutRecipe(tile, without_documents(*variant(mask)), None), n_q, n_kv, {}, {})
 
 
 def checked(mask, lists, layout, of_q, of_k):
@@ -183,7 +183,7 @@ def test_the_check_sees_what_is_wrong(wrong):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_what_else_a_mask_keeps(mask):
-    found = beside_documents(*variant(mask))
+    found = without_documents(*variant(mask))
     assert found is not None
     assert not E.arrays(found)
     dense = mask.dense(9, doc=np.zeros(9, int))
@@ -196,7 +196,7 @@ def test_what_else_a_mask_keeps(mask):
     DOCUMENTS & mc.documents("other"), mc.causal() - DOCUMENTS,
 ])  # fmt: skip
 def test_other_masks(mask):
-    assert beside_documents(*variant(mask)) is None
+    assert without_documents(*variant(mask)) is None
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (37, 37), (30, 45), (45, 30)])
@@ -212,7 +212,7 @@ def test_other_masks(mask):
 )  # fmt: skip
 def test_bands(mask, is_band, lengths):
     bundle = mask.compile(head_dim=64, target="cpu").bundle
-    keep = beside_documents(bundle.variants[0].keep, bundle.data)
+    keep = without_documents(bundle.variants[0].keep, bundle.data)
     band, (q, k) = band_of(keep, *lengths), np.ogrid[: lengths[0], : lengths[1]]
     if lengths != (1, 1):
         assert (band is not None) is is_band

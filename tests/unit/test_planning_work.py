@@ -50,7 +50,7 @@ def asked(monkeypatch):
 
     for remembers in (
         driver._analyse_heads, decomposing.pieces_of, simplifying.simplify, recipe.layout_recipe,
-        ranges._ranges, intervals.intervals, intervals.intervals_beside,
+        ranges._ranges, intervals.intervals, intervals.intervals_alongside,
     ):  # fmt: skip
         remembers.cache_clear()
     counted(recipe, "_full_and_partial")

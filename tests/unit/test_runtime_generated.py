@@ -116,11 +116,11 @@ def test_what_belongs_together_is_there_or_said_to_be_missing(tmp_path):
     for broken in ("{", "[]", text.replace("bundle.Bundle", "bundle.Launch"), '{"os.system": {}}'):
         plan.write_text(broken)
         with pytest.raises(BadPlan, match=r"cannot read by_hand\.plan\.json"):
-            GeneratedMask.beside(str(tmp_path / "by_hand.py"))
+            GeneratedMask.of_module(str(tmp_path / "by_hand.py"))
     plan.write_text(text)
     next(tmp_path.glob("*.c")).unlink()
     with pytest.raises(BadPlan, match="No such file"):
-        GeneratedMask.beside(str(tmp_path / "by_hand.py"))
+        GeneratedMask.of_module(str(tmp_path / "by_hand.py"))
 
 
 def test_signatures_name_the_mask_s_data_and_parameters(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from maskc.build.hostcc import build_beside_headers
+from maskc.build.hostcc import build_with_headers
 from maskc.core.bundle import SourceUnit
 from maskc.core.errors import NoRunner, NotRecorded
 from maskc.core.forks import new_lock
@@ -91,7 +91,7 @@ def runner() -> ctypes.CDLL:
         raise NoRunner(f"jaxlib has no headers in {headers}")
     text = Path(__file__).with_name("runner.c").read_text(encoding="utf-8")
     unit = SourceUnit("cpu", text, TileShape(1, 1), False)
-    library = load_library(build_beside_headers(unit, headers, tuple(TARGETS.values())))
+    library = load_library(build_with_headers(unit, headers, tuple(TARGETS.values())))
     library.maskc_add.argtypes = (ctypes.POINTER(_CProgram),)
     library.maskc_add.restype = None
     library.maskc_driver.argtypes, library.maskc_driver.restype = (

@@ -72,7 +72,7 @@ def _svg(width: float, height: float, label: str, inner: str) -> str:
 
 # ------------------------------------------------------------------ lines over lengths
 
-_WIDE, _HIGH, _BESIDE = 470, 300, 110
+_WIDE, _HIGH, _LEGEND_WIDTH = 470, 300, 110
 
 
 def growth_chart(
@@ -124,7 +124,7 @@ def growth_chart(
         ]
         place = f'x="{x(max(at)) + 9:.1f}" y="{ends[name] + 4:.1f}"'
         parts.append(f'<text class="m{color} name" {place}>{escape(name)}</text>')
-    return _svg(_LEFT + _WIDE + _BESIDE, _TOP + _HIGH + 38, label, "".join(parts))
+    return _svg(_LEFT + _WIDE + _LEGEND_WIDTH, _TOP + _HIGH + 38, label, "".join(parts))
 
 
 def _decades(least: float, most: float) -> tuple[float, float]:

@@ -331,7 +331,7 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "Of one head, with as many keys as queries. FLOPs count the two products of the forward "
         "pass; the backward pass has 2.5 times as many."
     )
-    lines = [*driver.beside_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
+    lines = [*driver.compared_with_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
     yield Code("\n".join(lines), "Compared with dense attention")
     yield Words(
         "Time: every live pair is computed once. Masked pairs of a live tile are computed and "
@@ -353,7 +353,7 @@ def _wins_elsewhere(subject: Subject) -> list[str]:
     try:
         problem = replace(subject.problem, dtype=DType.bfloat16)
         plan = driver.plan_kernel(subject.mask, problem, known)
-        lines = driver.beside_dense(subject.mask, plan)
+        lines = driver.compared_with_dense(subject.mask, plan)
     except MaskcError:
         return []
     starts = [i for i, line in enumerate(lines) if line.startswith("wins")]

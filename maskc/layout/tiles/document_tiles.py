@@ -38,7 +38,7 @@ MAX_KEYS = (1 << 28) - 1
 """Keys that words of kernels can name."""
 
 
-def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
+def without_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
     """Return the condition of a mask in addition to both tokens being in one document.
 
     Args:
@@ -306,7 +306,7 @@ def lists_on_host(
         CheckFailed: with MASKC_CHECK=1, the lists are not the mask.
     """
     (decl,) = bundle.data
-    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    alongside = without_documents(bundle.variants[0].keep, bundle.data)
     recipe = LayoutRecipe(tile, E.ALWAYS if alongside is None else alongside, None)
     layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
     of_q, of_k = decl.arrays

@@ -60,7 +60,7 @@ class _Form:
     """The blocks that a multiprocessor runs at once."""
 
 
-_BESIDE_80 = 1024
+_OTHER_SMEM_80 = 1024
 """Bytes of shared memory other than the tiles."""
 _WARPS_80 = 4
 _BLOCKS_80 = {32: 3, 64: 3, 96: 2, 128: 2, 192: 2, 256: 2}
@@ -72,7 +72,7 @@ def sm80_schedule(problem: Problem) -> Sm80Schedule:
     """The schedule of a forward pass over gathered keys below Hopper."""
     dim = problem.head_dim
     tile, blocks, park = TileShape(G.ROWS, G.KEYS), _BLOCKS_80[dim], dim == 256
-    shared = sm80.shared_bytes(tile, dim, park) - sm80.BLOCK_BYTES + _BESIDE_80
+    shared = sm80.shared_bytes(tile, dim, park) - sm80.BLOCK_BYTES + _OTHER_SMEM_80
     launch = Launch("attention_forward", Grid.stream, 32 * _WARPS_80, shared, resident=blocks)
     return Sm80Schedule(
         tile,
@@ -103,7 +103,7 @@ def sm80_backward_schedule(problem: Problem) -> Sm80Schedule:
     dim = problem.head_dim
     heads, keys, blocks = _BACKWARD_80[dim]
     tile, warps = TileShape(heads, keys), heads // 16
-    shared = 4 * dim * (heads + keys) + 4 * heads * keys + _BESIDE_80
+    shared = 4 * dim * (heads + keys) + 4 * heads * keys + _OTHER_SMEM_80
     return Sm80Schedule(
         tile,
         f"backward: tiles of {heads} heads of one query x {keys} of its keys, {warps} warps, "

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from maskc.core.forms import SMALL
 from maskc.core.problem import Direction
-from maskc.layout.tiles.document_tiles import beside_documents
+from maskc.layout.tiles.document_tiles import without_documents
 from maskc.plan.intervals import intervals
 from maskc.plan.types import KernelPlan
 
@@ -29,7 +29,7 @@ def matches(plan: KernelPlan) -> bool:
     """Whether all heads have one mask, of documents and terms that read no data, which runs as a
     whole and tests single pairs."""
     mask, *others = plan.masks
-    alone = beside_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
+    alone = without_documents(mask.ir.keep, tuple(mask.ir.data)) is not None
     return alone and not (others or plan.parts or plan.distances or mask.intervals is not None)
 
 
@@ -44,7 +44,7 @@ def listed(plan: KernelPlan) -> KernelPlan:
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
     (mask,) = plan.masks
-    alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    alongside = without_documents(mask.lifted.shape, tuple(mask.ir.data))
     covered = None if alongside is None else intervals(alongside)
     *reasons, partial = plan.reasons
     if covered is not None:

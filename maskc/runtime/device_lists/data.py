@@ -38,7 +38,7 @@ from maskc.dispatch.packing import interleaved_heads, narrowed, packed
 from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
-from maskc.layout import MAX_ITEMS, band_of, beside_documents, longest_promised
+from maskc.layout import MAX_ITEMS, band_of, longest_promised, without_documents
 from maskc.layout.tiles.data_tiles import has_pairs, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
@@ -237,7 +237,7 @@ class DataLists:
 
 def _band(bundle: Bundle, sizes: Sizes, params: Mapping[str, int]) -> tuple[int, int] | None:
     """The keys of its document that a query sees, see `band_of`."""
-    alongside = beside_documents(bundle.variants[0].keep, bundle.data)
+    alongside = without_documents(bundle.variants[0].keep, bundle.data)
     if alongside is None:
         return None
     return band_of(alongside, sizes.n_q, sizes.n_kv, tuple(params.items()))

@@ -88,7 +88,7 @@ def room_for(
         ranking: of the call.
         params: a value for every parameter.
     """
-    extra = _most_beside(recipe, sizes, params)
+    extra = _max_alongside(recipe, sizes, params)
     room = max(1, min(wanted + extra, sizes.n_kv))
     rows = ranking.lists * ranking.groups * sizes.n_q
     if "scores" in ranking.arrays:
@@ -99,7 +99,7 @@ def room_for(
     return Room(rows, room, min(step, sizes.n_q), pitch)
 
 
-def _most_beside(recipe: Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
+def _max_alongside(recipe: Gather, sizes: Sizes, params: Mapping[str, int]) -> int:
     """Return the largest number of keys that a query sees in addition to the chosen ones."""
     env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv, "ti": np.arange(sizes.n_q)}
     total = np.zeros(sizes.n_q, np.int64)

@@ -97,7 +97,7 @@ def _unchosen(ir: MaskIR) -> Expr | None:
     return E.transform(ir.keep, known) if names.issuperset(E.arrays(ir.keep)) else None
 
 
-def beside_dense(
+def compared_with_dense(
     plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
 ) -> Iterator[str]:
     """Yield lines that compare a plan with the plan of dense attention for the same problem.
@@ -123,7 +123,7 @@ def beside_dense(
         if len(irs) > 1:
             heads = [str(h) for h, which in enumerate(plan.of_head) if which == index]
             head = f"head{'s' * (len(heads) > 1)} {', '.join(heads)}: "
-        yield from wrapped("sparse", head + _beside(ir, pairs, whole))
+        yield from wrapped("sparse", head + _reduction(ir, pairs, whole))
     size = problem.dtype.itemsize
     yield from wrapped(
         "naive", f"unfused attention stores {size * _N**2} bytes of scores per head, and "
@@ -150,7 +150,7 @@ def _kept(plan: KernelPlan, one: Selection) -> str:
     return f"{one.name}: {kept}; ranks {ranked} by {by}; {runs}"
 
 
-def _beside(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
+def _reduction(ir: MaskIR, pairs: Pairs, whole: Pairs) -> str:
     """Return by which factor pairs are reduced, and from which lengths."""
     if pairs.formula == 0:
         return "no pairs"

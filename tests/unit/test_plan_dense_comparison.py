@@ -12,7 +12,7 @@ import sympy
 import maskc as mc
 from maskc import driver
 from maskc.core.target import TARGETS
-from maskc.plan.beside import kept_at_most, pairs_of
+from maskc.plan.dense_comparison import kept_at_most, pairs_of
 from tests.support.cli import maskc, maskc_json
 
 MASKS = {
@@ -38,7 +38,7 @@ def planned(mask: mc.Mask, target: str = "sm_90a"):
 
 
 def beside(mask: mc.Mask, target: str = "cpu") -> str:
-    return "".join(f"{line}\n" for line in driver.beside_dense(mask, planned(mask, target)))
+    return "".join(f"{line}\n" for line in driver.compared_with_dense(mask, planned(mask, target)))
 
 
 def test_texts(golden):
