@@ -17,7 +17,7 @@ import maskc as mc
 from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import INTERLEAVED, LayoutRecipe
 from maskc.core.problem import TileShape
-from maskc.layout import Cutting, without_documents, build, document_lists
+from maskc.layout import Cutting, build, document_lists, without_documents
 from maskc.runtime.device_lists import making
 from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
 from maskc.runtime.launch.cuda import CudaKernel

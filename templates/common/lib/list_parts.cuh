@@ -40,7 +40,7 @@ FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, 
     return turns < spread ? turns : spread;
 }
 // The size with the least expected time for all rows, the largest one of several; 0 if splits
-// depend on the row's own tiles only. Every thread of the block gets it; a lane of each warp has one
+// depend on the row's own tiles only. Every thread of the block gets it; a lane of a warp has one
 // choice, a warp some of the rows.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     static_assert(CHOICES <= 32, "a lane has one choice");

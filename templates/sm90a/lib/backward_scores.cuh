@@ -188,9 +188,9 @@ FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attentio
     });
 }
 
-// Has all weights packed before later WGMMAs, which need the registers of scores: ptxas would compute
-// exponentials after them. Weights are never NaN with this bit pattern, and the instruction does
-// nothing.
+// Has all weights packed before later WGMMAs, which need the registers of scores: ptxas would
+// compute exponentials after them. Weights are never NaN with this bit pattern, and the instruction
+// does nothing.
 FN void settle(const Pairs &p) {
     u32 all = 0xffffffff;
 #pragma unroll
@@ -242,7 +242,8 @@ FN float to_gradients(float (&dp)[N], const Scores &s, const Kept &kept, Pairs &
 #if ADDS_PAIRS
             if (!BFLOAT16) {  // in fp16, small numbers would become 0
                 const float2 u_kept = KEEP_U ? make_float2(s[at], s[at + 1]) : u;
-                add_two(sums, 2 * i + r, make_float2(u_kept.x * a, u_kept.y * b), kept.p[2 * i + r]);
+                const float2 both = make_float2(u_kept.x * a, u_kept.y * b);
+                add_two(sums, 2 * i + r, both, kept.p[2 * i + r]);
             }
 #endif
             ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
