@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 try:
@@ -29,6 +30,7 @@ from maskc.dsl.combinators import causal as causal_mask
 from maskc.dsl.combinators import full, topk
 from maskc.dsl.data_atoms import positions
 from maskc.dsl.mask import Mask
+from maskc.dsl.meant import meant
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
 
@@ -115,7 +117,9 @@ class Attention(torch.nn.Module):
             BadOption: it is not a tensor, or modules have something of this name.
         """
         if not isinstance(values, torch.Tensor):
-            raise BadOption(name, "a tensor", type(values).__name__, at=name)
+            options = meant(name, signature(Attention.__init__).parameters)
+            hint = f"keywords beside the options name tensors of the score or the mask{options}"
+            raise BadOption(name, "a tensor", type(values).__name__, hint, at=name)
         if hasattr(self, name):
             wanted = "named otherwise: torch.nn.Module has an attribute of this name"
             raise BadOption(name, wanted, name, at=name)

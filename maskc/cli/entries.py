@@ -131,7 +131,7 @@ def _from_files(path: str) -> dict[str, Pattern[...] | Mask]:
             if not file.name.startswith(("_", ".")) and not file.is_dir()
         )  # fmt: skip
         if not files:
-            raise NoPattern(at=path)
+            raise NoPattern("folder", at=path)
     masks: dict[str, Pattern[...] | Mask] = {}
     owner: dict[str, Path] = {}
     wrong: list[MaskcError] = []

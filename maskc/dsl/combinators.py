@@ -11,6 +11,7 @@ from typing import overload
 
 from maskc.core.errors import BadChoice, BadPhase, NotAMask
 from maskc.core.source import caller
+from maskc.core.widths import plain_integer
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
 from maskc.dsl.data_atoms import flagged
@@ -381,11 +382,11 @@ def per_head(masks: Sequence[Mask]) -> Mask:
     return nodes.PerHead(checked_masks, loc=at)
 
 
-def heads(*ids: int) -> Mask:
+def heads(*ids: int | Iterable[int]) -> Mask:
     """Keep every pair on these query heads and none on the others: `heads(0, 1) & causal() | ...`.
 
     Args:
-        ids: query heads, from 0.
+        ids: query heads, from 0; one list or range of them is accepted too.
 
     Returns:
         The mask.
@@ -394,6 +395,8 @@ def heads(*ids: int) -> Mask:
         BadIds: an id is not an integer, or below 0 (MC118).
     """
     at = caller()
+    if len(ids) == 1 and plain_integer(ids[0]) is None:
+        return nodes.Heads(checked.ids("heads", ids[0], at), loc=at)
     return nodes.Heads(checked.ids("heads", ids, at), loc=at)
 
 

@@ -64,7 +64,7 @@ def load(path: str | Path) -> dict[str, Pattern[...] | Mask]:
             if isinstance(value, Pattern):
                 _try(value, name)
     if not patterns:
-        raise NoPattern(at=str(path))
+        raise NoPattern("file", at=str(path))
     return patterns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from maskc.core.errors import MaskArithmetic, MaskCalled, MaskUsedAsBool
+from maskc.core.errors import MaskArithmetic, MaskCalled, MaskIndexed, MaskUsedAsBool
 from maskc.core.source import caller
 from maskc.dsl.collect import mistake
 from maskc.dsl.not_a_mask import not_a_mask
@@ -81,6 +81,14 @@ class Mask:
             MaskCalled: always (MC442).
         """
         raise MaskCalled(at="mask")
+
+    def __getitem__(self, _: object) -> NoReturn:
+        """Raise an error that says what has rows and columns, because a mask has no lengths.
+
+        Raises:
+            MaskIndexed: always (MC447).
+        """
+        raise MaskIndexed(at="mask")
 
     def __bool__(self) -> bool:
         return mistake(MaskUsedAsBool("mask", at=caller()), True)

@@ -22,6 +22,7 @@ from maskc.core.errors import (
     MaskCalled,
     MaskcError,
     MaskedValues,
+    MaskIndexed,
     MixedLibraries,
     NotAMask,
     NotAnArray,
@@ -467,6 +468,10 @@ def test_a_mask_is_called():
     for mask in (mc.causal(), mc.causal() & mc.window(3), mc.per_head([mc.causal()] * 2)):
         with pytest.raises(MaskCalled, match=r"mc.attention\(q, k, v, mask\)"):
             mask(Q, Q, Q)
+        for read in (lambda: mask[0, 1], lambda: mask[:5], lambda: list(mask)):  # noqa: B023
+            with pytest.raises(MaskIndexed, match=r"mask.dense\(n\) is the matrix"):
+                read()
+    assert np.array(mask).shape == ()
 
 
 def test_a_mask_in_place_of_a_score():

@@ -224,6 +224,7 @@ def test_data_of_other_libraries() -> None:
 
 
 def test_heads() -> None:
+    assert mc.heads([0, 2]) == mc.heads(range(0, 3, 2)) == mc.heads(0, 2)
     mask = (mc.heads(1) & mc.causal()) | (mc.heads(0, 2) & mc.sinks(1))
     dense_mask = dense(mask, 4, n_heads=4)
     causal, sink = dense(mc.causal(), 4), dense(mc.sinks(1), 4)

@@ -230,6 +230,8 @@ def test_mistakes_of_tables() -> None:
         mc.nn.Attention(mc.causal(), score=bias, half=torch.zeros(N, N))
     with pytest.raises(BadOption, match="bias must be a tensor, found list"):
         mc.nn.Attention(mc.causal(), score=mc.scores.bias(), bias=[1.0])
+    with pytest.raises(BadOption, match=r"num_heads must be a tensor[^?]*did you mean 'n_heads'"):
+        mc.nn.Attention(mc.causal(), num_heads=4)
     with pytest.raises(NotAScore):
         mc.nn.Attention(mc.causal(), score=lambda s: s)
     unread = mc.nn.Attention(mc.causal(), biass=torch.zeros(3))

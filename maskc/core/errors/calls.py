@@ -533,6 +533,14 @@ class MaskCalled(MaskcError, TypeError):
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
 
 
+class MaskIndexed(MaskcError, TypeError):
+    """A mask was indexed or iterated over like a matrix."""
+
+    code = "MC447"
+    message = "a mask is a set of pairs for any lengths, not a matrix"
+    hint = "mask.dense(n) is the matrix of booleans for n tokens, mask.layout(n) that of tiles"
+
+
 class IntegersUnread(MaskcError):
     """A table of 64-bit integers is on a GPU, where maskc cannot check that it fits 32 bits.
 

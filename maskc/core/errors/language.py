@@ -345,7 +345,7 @@ class NoPattern(MaskcError):
     """A pattern file defines neither a pattern nor a mask."""
 
     code = "MC202"
-    message = "no pattern in this file"
+    message = "no pattern in this {0}"
     hint = "decorate a function with @mc.pattern, or assign a mask to a module-level name"
 
 
