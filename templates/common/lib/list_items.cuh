@@ -102,25 +102,29 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     const i32 lines = (behind - group) * tiles;
     const i32 own = (at.list - group) * tiles, place = own + at.tile;
     const i32 step = tiles % 4 ? 1 : 4, on = step * p.line_threads;
-    i32 i = step * line_thread(p);
-    int4 next = counts_at(counts, i, lines, step);
+    constexpr i32 TURNS = 4;  // whose loads overlap
 #pragma unroll 1
-    while (i < lines) {
-        const i32 x[4] = {next.x, next.y, next.z, next.w};
-        next = counts_at(counts, i + on, lines, step);
+    for (i32 turn = step * line_thread(p); turn < lines; turn += TURNS * on) {
+        int4 found[TURNS];
 #pragma unroll
-        for (i32 k = 0; k < 4; k++) sum[RANK] += x[k] > count - (i + k < place);
-        if (i < place && i + step > own) {
+        for (i32 j = 0; j < TURNS; j++) found[j] = counts_at(counts, turn + j * on, lines, step);
 #pragma unroll
-            for (i32 k = 0; k < 4; k++)
-                if (i + k >= own && i + k < place)
-                    sum[TILES_BEFORE] += max_i32(x[k], 0), sum[DEAD_BEFORE] += x[k] == 0;
+        for (i32 j = 0; j < TURNS; j++) {
+            const i32 i = turn + j * on;
+            const i32 x[4] = {found[j].x, found[j].y, found[j].z, found[j].w};
+#pragma unroll
+            for (i32 k = 0; k < 4; k++) sum[RANK] += x[k] > count - (i + k < place);
+            if (i < place && i + step > own) {
+#pragma unroll
+                for (i32 k = 0; k < 4; k++)
+                    if (i + k >= own && i + k < place)
+                        sum[TILES_BEFORE] += max_i32(x[k], 0), sum[DEAD_BEFORE] += x[k] == 0;
+            }
+            if (!several) {
+                const i32 live = (x[0] > 0) + (x[1] > 0) + (x[2] > 0) + (x[3] > 0);
+                sum[LIVE_ALL] += live, sum[LIVE_LISTS] += i < own ? live : 0;
+            }
         }
-        if (!several) {
-            const i32 live = (x[0] > 0) + (x[1] > 0) + (x[2] > 0) + (x[3] > 0);
-            sum[LIVE_ALL] += live, sum[LIVE_LISTS] += i < own ? live : 0;
-        }
-        i += on;
     }
 }
 
