@@ -1,7 +1,7 @@
 // Work items of pack_gqa with split_kv, from lists built on the device; rows are cut as
 // maskc/layout/work/work_list.py does (Cutting). Needs: block_sums.cuh; Place of a block: side,
-// list. Gives: Divisor,
-// size_of_all, write_parts.
+// list. Gives: size_of_all,
+// write_parts.
 
 constexpr i32 NO_ROW = -1;  // tile row of an unused item
 constexpr i32 CHOICES = sizeof(Lists::pieces) / sizeof(i32);
@@ -40,8 +40,8 @@ FN i64 time_of(const struct Lists &p, i64 items, i64 tiles, i32 last, i32 size, 
     return turns < spread ? turns : spread;
 }
 // The size with the least expected time for all rows, the largest one of several; 0 if splits
-// depend on the row's own tiles only. Every thread of the block gets it; a lane of each warp has one
-// choice, a warp some of the rows.
+// depend on the row's own tiles only. Every thread of the block gets it; a lane of each warp has
+// one choice, a warp some of the rows.
 FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     static_assert(CHOICES <= 32, "a lane has one choice");
     if (p.fixed_tiles) return 0;

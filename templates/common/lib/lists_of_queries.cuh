@@ -1,6 +1,6 @@
 // Tile lists and work items of one query for each list, whose keys data bound as an interval. Every
-// block finds the tiles of all lists, so no block waits for another one. A block writes one list, or
-// several if there are more than multiprocessors.
+// block finds the tiles of all lists, so no block waits for another one. A block writes one list,
+// or several if there are more than multiprocessors.
 // Needs: bounds.h, entries.cuh, list_items.cuh, and MOST_QUERIES, load_mask and keys_of_query of
 // the config header. Gives: lists_of_queries.
 
