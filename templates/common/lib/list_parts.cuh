@@ -1,7 +1,7 @@
 // Work items of pack_gqa with split_kv, from lists built on the device; rows are cut as
 // maskc/layout/work/work_list.py does (Cutting). Needs: block_sums.cuh; Place of a block: side,
-// list. Gives: Divisor,
-// size_of_all, write_parts.
+// list. Gives: size_of_all,
+// write_parts.
 
 constexpr i32 NO_ROW = -1;  // tile row of an unused item
 constexpr i32 CHOICES = sizeof(Lists::pieces) / sizeof(i32);
