@@ -13,7 +13,7 @@ THREADS = LIST_THREADS
 BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 DATA_BLOCKS = 8
-"""The same for data other than documents: these launches have more blocks and need fewer
+"""The blocks if data are no documents: these launches have more blocks and need fewer
 registers."""
 LENGTH_BLOCKS = 2
 """The blocks that it has room for, if they make lists from lengths alone."""
