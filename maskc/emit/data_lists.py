@@ -18,7 +18,6 @@ from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
 from maskc.plan.list_making import (
     BLOCKS,
-    DATA_BLOCKS,
     LENGTH_BLOCKS,
     LISTS_OF_LENGTHS,
     MAKE_LISTS,
@@ -88,7 +87,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
-        blocks=BLOCKS if plan.documents else DATA_BLOCKS,
+        blocks=BLOCKS,
         length_blocks=LENGTH_BLOCKS,
         chunk=CHUNK,
         readings=readings,
