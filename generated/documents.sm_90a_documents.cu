@@ -89,6 +89,7 @@ FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool 
     const struct Tokens tokens = tokens_of(p, at);
     [[maybe_unused]] const i64 q0 = tokens.q0, q1 = tokens.q1, k0 = tokens.k0, k1 = tokens.k1;
     (void)m, (void)full;
+    if (q0 < 0 || q1 < 0 || k0 < 0 || k1 < 0) __builtin_unreachable();  // divisions are shorter
     // Formula of a pair: a0[k] == a1[q] && k <= q + c0
     const struct Span t0 = bounds_of(p, 0, at);
     const struct Span t1 = bounds_of(p, 1, at);

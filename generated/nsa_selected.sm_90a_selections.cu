@@ -82,7 +82,6 @@ select_blocks(const __grid_constant__ struct Selected p) {
 #include "common/lib/chosen_bits.cuh"
 
 FN bool read_part(const struct Lists &p, i32 block) {
-    wait_for_launches();
     const i32 shares = (p.tile_count[0] + p.reading_tiles[0] - 1) / p.reading_tiles[0];
     const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles[0];
     const i32 tiles = min_i32(p.reading_tiles[0], p.tile_count[0] - tile);
@@ -92,7 +91,7 @@ FN bool read_part(const struct Lists &p, i32 block) {
 
 #include "common/lib/chosen_lines.cuh"
 
-FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i, i32) {
     if (i >= line.count) return 0;
     const struct Place &at = line.at;
     const i32 row = at.side ? i : at.tile, column = at.side ? at.tile : i;
@@ -103,11 +102,6 @@ FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
     ways &= ways_of<Selection0>(p, at.list, row, column, 2);
     if (!(code & ways)) return 0;
     return (code >> 8 & ways) == ways ? 3 : 1;
-}
-constexpr i32 BATCH = 1;
-FN void verdicts_of(const struct Lists &p, const struct Line &line, i32 i, const i32 (&)[BATCH],
-                    i32 (&found)[BATCH]) {
-    found[0] = verdict_of(p, line, i);
 }
 
 #include "common/lib/make_lists.cuh"

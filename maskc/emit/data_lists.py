@@ -26,7 +26,6 @@ from maskc.layout.tiles.data_tiles import (
 )
 from maskc.plan.list_making import (
     BLOCKS,
-    DATA_BLOCKS,
     LISTS_OF_LENGTHS,
     LISTS_OF_QUERIES,
     MAKE_LISTS,
@@ -113,7 +112,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
         threads=THREADS,
-        blocks=BLOCKS if plan.documents else DATA_BLOCKS,
+        blocks=BLOCKS,
         alone="" if alone is None else alone[0].upper(),
         chunk=CHUNK,
         readings=readings,

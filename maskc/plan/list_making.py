@@ -12,9 +12,6 @@ from maskc.core.bundle import Grid, Launch
 THREADS = LIST_THREADS
 BLOCKS = 6
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
-DATA_BLOCKS = 8
-"""The same for data other than documents: these launches have more blocks and need fewer
-registers."""
 ALONE_BLOCKS = 2
 """The blocks that it has room for, if none waits for another one."""
 

@@ -49,7 +49,7 @@ unsigned char *arena();   // the block's shared memory; addresses count from her
 void *block_variable(int id, size_t bytes);
 int new_variable();
 void block_sync();
-int block_count(bool mine);
+bool block_any(bool mine);
 void warp_sync(u32 mask);
 // One number of every lane, to be filled before warp_sync; then what the lanes' numbers give, and
 // whether that is there.
@@ -207,9 +207,8 @@ const char *launch(void (*kernel)(P...), void **given, int blocks, int threads, 
 using std::max;
 using std::min;
 static inline void __syncthreads() { emu::block_sync(); }
-static inline int __syncthreads_count(int x) { return emu::block_count(x); }
-static inline int __syncthreads_or(int x) { return emu::block_count(x) > 0; }
-static inline int __syncthreads_and(int x) { return emu::block_count(!x) == 0; }
+static inline int __syncthreads_or(int x) { return emu::block_any(x); }
+static inline int __syncthreads_and(int x) { return !emu::block_any(!x); }
 static inline void __syncwarp(unsigned mask = ~0u) { emu::warp_sync(mask); }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}

@@ -118,7 +118,7 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<Warpgroup> groups;
     Meeting all;
-    int counted = 0, found = 0;
+    bool any = false, found = false;
     Meeting named[16];
 };
 
@@ -515,12 +515,12 @@ void *block_variable(int id, size_t bytes) {
 }
 
 void block_sync() { meet(me->block->all, me->block->live, "__syncthreads"); }
-int block_count(bool mine) {
+bool block_any(bool mine) {
     Block &block = *me->block;
-    block.counted += mine;
-    if (block.all.arrived + 1 >= block.live) block.found = block.counted, block.counted = 0;
+    block.any |= mine;
+    if (block.all.arrived + 1 >= block.live) block.found = block.any, block.any = false;
     block_sync();
-    const int found = block.found;
+    const bool found = block.found;
     block_sync();
     return found;
 }

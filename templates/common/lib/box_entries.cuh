@@ -19,23 +19,18 @@ FN struct Span bounds_of(const struct Lists &p, i32 number, const struct Pair &a
     const i32 x = p.array[own.slot][at.batch * p.array_batch[own.slot] + (own.side ? at.k : at.q)];
     return span(x, x);
 }
-// A tile whose entries at two opposite corners tell enough, or which has `more`: few tiles do.
-struct Corners : Box {
-    bool &more;
-};
 // Bounds of the entries r0 .. r1, c0 .. c1 of a table; the range is small.
-template <class At>
-FN const i32 *entries_from(const struct Lists &p, i32 slot, const At &at, i64 r0, i64 c0) {
-    const i32 *const from = p.array[slot] + at.batch * p.array_batch[slot] +
-                            at.head * p.array_head[slot];
-    return from + ((i32)r0 * (i32)p.array_row[slot] + (i32)c0);
-}
 template <class At>
 FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i64 r1, i64 c0,
                        i64 c1) {
-    const i32 *const first = entries_from(p, slot, at, r0, c0);
+    const i32 *const from = p.array[slot] + at.batch * p.array_batch[slot] +
+                            at.head * p.array_head[slot];
     const i32 on = (i32)p.array_row[slot], rows = (i32)(r1 - r0), columns = (i32)(c1 - c0);
-    struct Span found = span(first[0], first[0]);
+    const i32 *const first = from + ((i32)r0 * on + (i32)c0);
+    // Both ends at once: few tiles have more
+    const i32 one = first[0], other = first[rows * on + columns];
+    struct Span found = span(min_i32(one, other), max_i32(one, other));
+    if (rows + columns < 2) return found;
 #pragma unroll 1  // few instructions to fetch
     for (i32 row = 0; row <= rows; row++) {
 #pragma unroll 1
@@ -46,23 +41,15 @@ FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i6
     }
     return found;
 }
-FN struct Span entries(const struct Lists &p, i32 slot, const struct Corners &at, i64 r0, i64 r1,
-                       i64 c0, i64 c1) {
-    const i32 *const first = entries_from(p, slot, at, r0, c0);
-    const i32 rows = (i32)(r1 - r0), columns = (i32)(c1 - c0);
-    const i32 one = first[0], other = first[rows * (i32)p.array_row[slot] + columns];
-    at.more |= rows + columns > 1;
-    return span(min_i32(one, other), max_i32(one, other));
-}
 
-// The tokens of a tile, or of a pair; without signs, so that divisions are short.
+// The tokens of a tile, or of a pair.
 struct Tokens {
-    u32 q0, q1, k0, k1;
+    i64 q0, q1, k0, k1;
 };
 FN struct Tokens tokens_of(const struct Lists &p, const struct Box &at) {
-    const u32 q0 = (u32)at.row * p.tile[0], k0 = (u32)at.column * p.tile[1];
-    return {q0, min(q0 + p.tile[0], (u32)p.n[0]) - 1, k0, min(k0 + p.tile[1], (u32)p.n[1]) - 1};
+    const i64 q0 = (i64)at.row * p.tile[0], k0 = (i64)at.column * p.tile[1];
+    return {q0, min_int(q0 + p.tile[0], p.n[0]) - 1, k0, min_int(k0 + p.tile[1], p.n[1]) - 1};
 }
 FN struct Tokens tokens_of(const struct Lists &, const struct Pair &at) {
-    return {(u32)at.q, (u32)at.q, (u32)at.k, (u32)at.k};
+    return {at.q, at.q, at.k, at.k};
 }

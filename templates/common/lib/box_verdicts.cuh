@@ -1,6 +1,6 @@
 // The verdict policy of make_lists.cuh for masks that read data. Needs: box_entries.cuh, and
 // load_mask and classify of the config header. Gives: line_of, word_at, across_of,
-// BATCH, verdicts_of.
+// verdict_of.
 
 // ---------------------------------------------------------------- the candidates of a line
 
@@ -49,34 +49,15 @@ FN bool has_pairs(const struct Lists &p, const struct Mask &m, const struct Box 
     return false;
 }
 
-constexpr i32 BATCH = 4;
-FN void verdicts_of(const struct Lists &p, const struct Line &line, i32 i,
-                    const i32 (&word)[BATCH], i32 (&found)[BATCH]) {
-    const bool few = p.n[0] <= FEW_QUERIES;
-    u32 open = 0;
-#pragma unroll
-    for (i32 j = 0; j < BATCH; j++) {  // without branches, so that all loads overlap
-        bool more = false;
-        const struct Corners at = {box_of(line, word[j] >> 1), more};
-        found[j] = classify(p, line.mask, at, word[j] & 1);
-        if (i + j * p.line_threads >= line.count) found[j] = 0;
-        else open |= (u32)more << j;
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i, i32 word) {
+    i32 found = 0;
+    if (i < line.count)
+        found = classify(p, line.mask, box_of(line, word >> 1), word & 1);
+    if (p.n[0] > FEW_QUERIES) return found;
+    for (u32 rest = __ballot_sync(ALL, found == 1); rest; rest &= rest - 1) {
+        const i32 lane = __ffs(rest) - 1, across = __shfl_sync(ALL, word, lane) >> 1;
+        const bool live = has_pairs(p, line.mask, box_of(line, across));
+        if (!live && threadIdx.x % 32 == lane) found = 0;
     }
-    if (!few && !__any_sync(ALL, open)) return;
-#pragma unroll 1
-    for (i32 j = 0; j < BATCH; j++) {
-        i32 own = 0, verdict = 0;
-#pragma unroll
-        for (i32 k = 0; k < BATCH; k++)
-            if (j == k) own = word[k], verdict = found[k];
-        if (open >> j & 1) verdict = classify(p, line.mask, box_of(line, own >> 1), own & 1);
-        for (u32 rest = __ballot_sync(ALL, few && verdict == 1); rest; rest &= rest - 1) {
-            const i32 lane = __ffs(rest) - 1, across = __shfl_sync(ALL, own, lane) >> 1;
-            const bool live = has_pairs(p, line.mask, box_of(line, across));
-            if (!live && threadIdx.x % 32 == lane) verdict = 0;
-        }
-#pragma unroll
-        for (i32 k = 0; k < BATCH; k++)
-            if (j == k) found[k] = verdict;
-    }
+    return found;
 }

@@ -59,20 +59,24 @@ FN i32 first_sharing(const struct Lists &p, i32 owner) {
     return owner / group * group;
 }
 
-// Sums over other lines.
-enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LIVE_ALL, RANK, SUMS };
+constexpr i32 MOST_LINES = THREADS / 32;  // of a block: in one list, one after another
+
+// Sums over other lines; those of RANK are of each line of the block.
+enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LIVE_ALL, RANK };
+enum { SUMS = RANK + MOST_LINES };
 
 // What follows from a line's place alone. Computed before the block waits for the counts, because
 // divisions take long.
 struct Ranks {
     i32 group, behind;       // lists that share the cache
     i32 batch, head, begin;  // of the line, and the first owner that shares the cache
+    i32 number;              // of the line in its block
 };
 FN struct Ranks ranks_of(const struct Lists &p, const struct Place &at) {
     const i32 lists = max_i32(p.group_lists, 1);
     const i32 group = at.list / lists * lists, batch = at.list / p.heads;
     return {group, min_i32(group + lists, p.lists), batch, at.list - batch * p.heads,
-            first_sharing(p, line_thread(p))};
+            first_sharing(p, line_thread(p)), (i32)threadIdx.x / p.line_threads};
 }
 
 // The tiles of some consecutive lines: four, or one where a list's lines are not in groups of four;
@@ -84,14 +88,14 @@ FN int4 counts_at(const i32 *counts, i32 i, i32 lines, i32 step) {
 }
 // Adds over the lists that share the cache, and over all lists. Groups of lists follow one another;
 // within a group, the longest lines come first, and equal ones in the order of their places.
-// `count`: of the line.
+// `first`: the block's first line. `count`: of its lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  bool ranked, i32 count, i32 (&sum)[SUMS]) {
+                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
 #pragma unroll 1
-    for (i32 list = line_thread(p); several && list < p.lists; list += p.line_threads) {
+    for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
@@ -100,31 +104,29 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
     }
     const i32 *const counts = p.counts[at.side] + group * tiles;
     const i32 lines = (behind - group) * tiles;
-    const i32 own = (at.list - group) * tiles, place = own + at.tile;
-    const i32 step = tiles % 4 ? 1 : 4, on = step * p.line_threads;
-    constexpr i32 TURNS = 4;  // whose loads overlap
+    const i32 own = (at.list - group) * tiles, place = own + first;
+    const i32 step = tiles % 4 ? 1 : 4;
+    i32 i = step * threadIdx.x;
+    int4 next = counts_at(counts, i, lines, step);
 #pragma unroll 1
-    for (i32 turn = step * line_thread(p); turn < lines; turn += TURNS * on) {
-        int4 found[TURNS];
+    while (i < lines) {
+        const i32 x[4] = {next.x, next.y, next.z, next.w};
+        next = counts_at(counts, i + step * THREADS, lines, step);
 #pragma unroll
-        for (i32 j = 0; j < TURNS; j++) found[j] = counts_at(counts, turn + j * on, lines, step);
+        for (i32 j = 0; j < MOST_LINES; j++)
 #pragma unroll
-        for (i32 j = 0; j < TURNS; j++) {
-            const i32 i = turn + j * on;
-            const i32 x[4] = {found[j].x, found[j].y, found[j].z, found[j].w};
+            for (i32 k = 0; k < 4; k++) sum[RANK + j] += x[k] > count[j] - (i + k < place + j);
+        if (i < place && i + step > own) {
 #pragma unroll
-            for (i32 k = 0; k < 4; k++) sum[RANK] += x[k] > count - (i + k < place);
-            if (i < place && i + step > own) {
-#pragma unroll
-                for (i32 k = 0; k < 4; k++)
-                    if (i + k >= own && i + k < place)
-                        sum[TILES_BEFORE] += max_i32(x[k], 0), sum[DEAD_BEFORE] += x[k] == 0;
-            }
-            if (!several) {
-                const i32 live = (x[0] > 0) + (x[1] > 0) + (x[2] > 0) + (x[3] > 0);
-                sum[LIVE_ALL] += live, sum[LIVE_LISTS] += i < own ? live : 0;
-            }
+            for (i32 k = 0; k < 4; k++)
+                if (i + k >= own && i + k < place)
+                    sum[TILES_BEFORE] += max_i32(x[k], 0), sum[DEAD_BEFORE] += x[k] == 0;
         }
+        if (!several) {
+            const i32 live = (x[0] > 0) + (x[1] > 0) + (x[2] > 0) + (x[3] > 0);
+            sum[LIVE_ALL] += live, sum[LIVE_LISTS] += i < own ? live : 0;
+        }
+        i += step * THREADS;
     }
 }
 
@@ -132,7 +134,8 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
 // share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
 // tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                     const struct Listing &own, const i32 (&sum)[SUMS]) {
+                     const struct Listing &own, i32 dead_before, i32 rank,
+                     const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = ranks.batch, head = ranks.head;
     const i32 first = at.tile * p.tile[at.side];
     const i32 end = min_i32(first + p.tile[at.side], p.n[at.side]);
@@ -142,8 +145,8 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
     for (i32 owner = line_thread(p); owner < p.owners;) {
         const i32 width = min_i32(p.owners - begin, p.group_owners);
         const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
-                         sum[RANK] * width + owner - begin;
-        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + sum[DEAD_BEFORE];
+                         rank * width + owner - begin;
+        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + dead_before;
         const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
@@ -195,16 +198,25 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-// Writes a line's position, and its share of the work.
+// Writes a line's position, and its share of the work. The block adds up the counts for all of its
+// lines.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at,
                               const struct Ranks &ranks) {
-    const i32 side = at.side, tiles = p.tile_count[side];
+    const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
-    const i32 count = p.counts[side][at.list * tiles + at.tile];
-    i32 sum[SUMS] = {0};
-    add_lines(p, at, ranks, items && !p.part_tiles, count, sum);
-    line_sums(p, sum);
-    const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
+    i32 sum[SUMS] = {0}, count[MOST_LINES];
+#pragma unroll
+    for (i32 j = 0; j < MOST_LINES; j++)
+        count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
+    add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
+    block_sums(sum);
+    i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
+#pragma unroll
+    for (i32 j = 1; j < MOST_LINES; j++) {
+        if (j > ranks.number) continue;
+        before += count[j - 1], dead += !count[j - 1], rank = sum[RANK + j], own_count = count[j];
+    }
+    const struct Listing own = {at.list * p.room[side] + before, own_count};
     i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
     if (line_thread(p) == 0) {
         ptr[0] = own.first;
@@ -213,7 +225,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
     if (items && p.part_tiles)
         write_parts(p, at, own.first, own.count, p.counts[side], size_of_all(p, p.counts[side]));
     else if (items)
-        write_ranked(p, at, ranks, own, sum);
+        write_ranked(p, at, ranks, own, dead, rank, sum);
     return own;
 }
 

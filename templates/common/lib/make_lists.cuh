@@ -8,9 +8,8 @@
 //     struct Line line_of(p, at)     a line: its number of candidates, and where their bits are
 //     i32 word_at(line, i)           a candidate; 0 past the end
 //     i32 across_of(word)            its position on the other side
-//     BATCH                          candidates of a thread whose data it loads at once
-//     verdicts_of(p, line, i, word, found)  of these, from i on and p.line_threads apart: 0 empty,
-//                                    1 partial, 3 full; 0 past the end
+//     i32 verdict_of(p, line, i, word)  for a warp of candidates: 0 empty, 1 partial, 3 full; 0
+//                                    past the end
 //     SEVERAL                        a candidate may be several tiles, see segments.cuh
 // Gives: make_lists.
 
@@ -25,7 +24,6 @@ FN void finish(const struct Lists &p, i32 stage) {
         asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.state + stage) : "memory");
 }
 FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
-    wait_for_launches();  // an earlier one clears the words
     if (threadIdx.x == 0) {
         i32 done;
         do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
@@ -36,31 +34,18 @@ FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
 }
 // ---------------------------------------------------------------- the tiles that stay
 
-// The candidates of a thread whose data it loads at once.
-struct Batch {
-    i32 word[BATCH];
-};
-FN struct Batch batch_at(const struct Lists &p, const struct Line &line, i32 i) {
-    struct Batch found;
-#pragma unroll
-    for (i32 j = 0; j < BATCH; j++) found.word[j] = word_at(line, i + j * p.line_threads);
-    return found;
-}
-// Marks the live candidates of a line; returns their number. `batch`: the thread's first ones.
-FN i32 mark_tiles(const struct Lists &p, const struct Line &line, struct Batch batch) {
+// Marks the live candidates of a line; returns their number. `word`: the thread's first candidate.
+FN i32 mark_tiles(const struct Lists &p, const struct Line &line, i32 word) {
     i32 count[1] = {0};
-    for (i32 i = line_thread(p); i - line_thread(p) < line.count;) {
-        i32 found[BATCH];
-        verdicts_of(p, line, i, batch.word, found);
-#pragma unroll
-        for (i32 j = 0; j < BATCH; j++, i += p.line_threads) {
-            const u32 live = __ballot_sync(ALL, found[j] & 1);
-            const u32 full = __ballot_sync(ALL, found[j] >> 1);
-            if (threadIdx.x % 32 || i >= line.count) continue;
+    for (i32 turn = 0; turn < line.count; turn += p.line_threads) {
+        const i32 i = turn + line_thread(p), next = word_at(line, i + p.line_threads);
+        const i32 found = verdict_of(p, line, i, word);
+        word = next;  // loaded while the verdict was found
+        const u32 live = __ballot_sync(ALL, found & 1), full = __ballot_sync(ALL, found >> 1);
+        if (threadIdx.x % 32 == 0 && i < line.count) {
             line.bits[i / 32] = make_uint2(live, full);
             count[0] += __popc(live);
         }
-        batch = batch_at(p, line, i);
     }
     line_sums(p, count);
     return count[0];
@@ -143,24 +128,24 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
 #if SEVERAL
     const struct Words words = words_at(line.words, line.count, line_thread(p));
-#endif
-    const struct Batch batch = batch_at(p, line, line_thread(p));
-    wait_for(p, READ, p.reading_blocks);
-#if SEVERAL
-    const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line, batch);
+    const i32 word = words.own;
 #else
-    const i32 count = mark_tiles(p, line, batch);
+    const i32 word = word_at(line, line_thread(p));
 #endif
-    const bool first = line_thread(p) == 0;
-    if (first) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
-    // The lines of a block are of one list
-    const i32 live = __syncthreads_count(first && count);
-    if (threadIdx.x == 0 && live && at.side == p.work_side && p.lists > p.group_lists)
-        atomicAdd(of_list(p, at.list) + LIVE, live);
-    finish(p, COUNTED);
-    // Now, while no block waits for this one
+    wait_for(p, READ, p.reading_blocks);
     if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
         tell_verdict(p, p.state[WRONG]);
+#if SEVERAL
+    const i32 count = p.starts ? count_tiles(p, line, words) : mark_tiles(p, line, word);
+#else
+    const i32 count = mark_tiles(p, line, word);
+#endif
+    if (line_thread(p) == 0) {
+        p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
+        if (count && at.side == p.work_side && p.lists > p.group_lists)
+            atomicAdd(of_list(p, at.list) + LIVE, 1);
+    }
+    finish(p, COUNTED);
 #if SEVERAL
     if (p.starts) write_stops(p, at);  // read only by the pass
 #endif
@@ -198,6 +183,7 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
+    wait_for_launches();
     const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
         if (read_part(p, blockIdx.x) && threadIdx.x == 0) atomicOr(p.state + WRONG, 1);
@@ -205,6 +191,7 @@ make_lists(const __grid_constant__ struct Lists p) {
         return;
     }
     const bool counts = number < p.line_blocks;
+    if (!counts && blockIdx.x == gridDim.x - 1) clear_words(p);
     if (number < 2 * p.line_blocks) {
         const struct Place at = line_place(p, counts ? number : number - p.line_blocks);
         if (counts) return count_line(p, at);
@@ -214,5 +201,4 @@ make_lists(const __grid_constant__ struct Lists p) {
         wait_for(p, LISTED, p.line_blocks);
         write_planned(p, number - 2 * p.line_blocks);
     }
-    if (blockIdx.x == gridDim.x - 1) clear_words(p);
 }

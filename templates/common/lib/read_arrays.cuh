@@ -17,11 +17,10 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     if ((i32)threadIdx.x < count)
         least[threadIdx.x] = 0x7fffffff, greatest[threadIdx.x] = -0x7fffffff - 1;
-    wait_for_launches();
 #if SEVERAL
     struct Near near = {};  // loaded here, so that only one wait follows
     if (p.starts && own.side && !cumulative)
-        near = entries_near(p, at);
+        near = entries_near(p, at, {0, first}, {stop, p.n[1]});
 #endif
     bool wrong = false;
     struct Ends ends = {};
@@ -66,7 +65,6 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
         p.source_step[slot] == 1 &&
         (unsigned long long)bytes % OWN == 0 && rest >= CHUNK) {
         static_assert(OWN == 8, "a thread has two words");
-        wait_for_launches();
         const uint2 own = ((const uint2 *)bytes)[threadIdx.x];
         int4 *const to = (int4 *)(p.array[slot] + start) + 2 * threadIdx.x;
 #pragma unroll
@@ -90,7 +88,6 @@ FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
         from[i] = of_head / heads * p.source_batch[slot] + of_head % heads * p.source_head[slot] +
                   row * p.source_row[slot] + column * p.source_step[slot];
     }
-    wait_for_launches();
     elements(p, slot, from, found);
     bool wrong = false;
 #pragma unroll

@@ -50,59 +50,44 @@ struct Search {
     }
 };
 // What a thread reads of a tile of ids: how its own compares with the one before, the first and the
-// last of the tile, and ids before and behind the tile, as most documents begin and end near it.
-constexpr i32 OWN_NEAR = 4, NEAR = OWN_NEAR * THREADS;
+// last of the tile, and the first tests of two searches: for the beginning of the first one's
+// document, and for the end of the last one's.
 struct Near {
     bool differs, descends;
     i64 first, last;
-    i64 before[OWN_NEAR], behind[OWN_NEAR];
+    i64 probes[2];
 };
-FN struct Near entries_near(const struct Lists &p, const struct Stretch &at) {
-    const i32 own = threadIdx.x, token = min_i32(at.first + own, at.end - 1);
-    i32 places[4 + 2 * OWN_NEAR] = {token, max_i32(token - 1, 0), at.first, at.end - 1};
-#pragma unroll
-    for (i32 j = 0; j < OWN_NEAR; j++) {
-        places[4 + j] = max_i32(at.first - 1 - j * THREADS - own, 0);
-        places[4 + OWN_NEAR + j] = min_i32(at.end + j * THREADS + own, p.n[at.side] - 1);
-    }
-    i64 x[4 + 2 * OWN_NEAR];
+FN struct Near entries_near(const struct Lists &p, const struct Stretch &at,
+                            const struct Search &begin, const struct Search &end) {
+    const i32 last = p.n[at.side] - 1, token = min_i32(at.first + threadIdx.x, at.end - 1);
+    const i32 places[6] = {token, max_i32(token - 1, 0), at.first, at.end - 1,
+                           max_i32(min_i32(begin.probe(), last), 0), min_i32(end.probe(), last)};
+    i64 x[6];
     entries_at(p, at.slot, at.batch, places, x);
-    struct Near found = {x[0] != x[1], x[0] < x[1], x[2], x[3]};
-#pragma unroll
-    for (i32 j = 0; j < OWN_NEAR; j++)
-        found.before[j] = x[4 + j], found.behind[j] = x[4 + OWN_NEAR + j];
-    return found;
+    return {x[0] != x[1], x[0] < x[1], x[2], x[3], {x[4], x[5]}};
 }
-// The beginning of the first token's document, and the end of the last one's.
-FN int2 ends_near(const struct Lists &p, const struct Stretch &at, const struct Near &near) {
-    const i32 n = p.n[at.side];
-    i32 same[2] = {0};
-#pragma unroll
-    for (i32 j = 0; j < OWN_NEAR; j++) {
-        const i32 away = j * THREADS + threadIdx.x;
-        same[0] += at.first > away && near.before[j] >= near.first;
-        same[1] += at.end + away < n && near.behind[j] <= near.last;
-    }
-    block_sums(same);
-    struct Search begin = {same[0] < NEAR ? at.first - same[0] : 0, at.first - same[0]};
-    struct Search end = {at.end + same[1], same[1] < NEAR ? at.end + same[1] : n};
-    while (begin.open() || end.open()) {
-        const i32 places[2] = {max_i32(min_i32(begin.probe(), n - 1), 0),
-                               min_i32(end.probe(), n - 1)};
-        i64 x[2];
-        entries_at(p, at.slot, at.batch, places, x);
-        i32 before[2] = {begin.inside() && x[0] < near.first, end.inside() && x[1] <= near.last};
+// Beginning and end of documents: whichever search is open goes on.
+FN void search_ends(const struct Lists &p, const struct Stretch &at, struct Near &near,
+                    struct Search &begin, struct Search &end) {
+    const i32 last = p.n[at.side] - 1;
+    for (bool first = true; begin.open() || end.open(); first = false) {
+        if (!first) {
+            const i32 places[2] = {max_i32(min_i32(begin.probe(), last), 0),
+                                   min_i32(end.probe(), last)};
+            entries_at(p, at.slot, at.batch, places, near.probes);
+        }
+        i32 before[2] = {begin.inside() && near.probes[0] < near.first,
+                         end.inside() && near.probes[1] <= near.last};
         block_sums(before);
         begin.narrow(before[0]), end.narrow(before[1]);
     }
-    return make_int2(begin.low, end.low);
 }
 
 // Processes a tile of ids; each thread has `kept` one of them. Records the keys that tiles begin
 // with if documents are packed, the number of documents that begin here, and whether ids descend.
 // Returns the end of the last key's document.
 FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
-                     const struct Ends &ends, const struct Near &near, i32 tile) {
+                     const struct Ends &ends, struct Near &near, i32 tile) {
     const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     bool descends = false;
@@ -121,8 +106,9 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
         begin = ends.begin, end = ends.end;
     } else {
         if (token < at.end && token) begins = near.differs, descends = near.descends;
-        const int2 found = ends_near(p, at, near);
-        begin = found.x, end = found.y;
+        struct Search of_first = {0, at.first}, of_last = {at.end, n};
+        search_ends(p, at, near, of_first, of_last);
+        begin = of_first.low, end = of_last.low;
     }
     begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), n);
     i32 runs[1] = {begins};
