@@ -59,11 +59,11 @@ FN i32 first_sharing(const struct Lists &p, i32 owner) {
     return owner / group * group;
 }
 
-constexpr i32 MOST_LINES = THREADS / 32;  // of a block: in one list, one after another
+constexpr i32 MAX_LINES = THREADS / 32;  // of a block: in one list, one after another
 
 // Sums over other lines; those of RANK are of each line of the block.
 enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LIVE_ALL, RANK };
-enum { SUMS = RANK + MOST_LINES };
+enum { SUMS = RANK + MAX_LINES };
 
 // What follows from a line's place alone. Computed before the block waits for the counts, because
 // divisions take long.
@@ -90,7 +90,7 @@ FN int4 counts_at(const i32 *counts, i32 i, i32 lines, i32 step) {
 // within a group, the longest lines come first, and equal ones in the order of their places.
 // `first`: the block's first line. `count`: of its lines.
 FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ranks &ranks,
-                  bool ranked, i32 first, const i32 (&count)[MOST_LINES], i32 (&sum)[SUMS]) {
+                  bool ranked, i32 first, const i32 (&count)[MAX_LINES], i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = ranks.group, behind = ranks.behind;
     // Otherwise all lines are in the group
     const bool several = ranked && p.lists > p.group_lists;
@@ -113,7 +113,7 @@ FN void add_lines(const struct Lists &p, const struct Place &at, const struct Ra
         const i32 x[4] = {next.x, next.y, next.z, next.w};
         next = counts_at(counts, i + step * THREADS, lines, step);
 #pragma unroll
-        for (i32 j = 0; j < MOST_LINES; j++)
+        for (i32 j = 0; j < MAX_LINES; j++)
 #pragma unroll
             for (i32 k = 0; k < 4; k++) sum[RANK + j] += x[k] > count[j] - (i + k < place + j);
         if (i < place && i + step > own) {
@@ -204,15 +204,15 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at,
                               const struct Ranks &ranks) {
     const i32 side = at.side, tiles = p.tile_count[side], first = at.tile - ranks.number;
     const bool items = p.work && side == p.work_side && !p.planned;
-    i32 sum[SUMS] = {0}, count[MOST_LINES];
+    i32 sum[SUMS] = {0}, count[MAX_LINES];
 #pragma unroll
-    for (i32 j = 0; j < MOST_LINES; j++)
+    for (i32 j = 0; j < MAX_LINES; j++)
         count[j] = p.counts[side][at.list * tiles + min_i32(first + j, tiles - 1)];
     add_lines(p, at, ranks, items && !p.part_tiles, first, count, sum);
     block_sums(sum);
     i32 before = sum[TILES_BEFORE], dead = sum[DEAD_BEFORE], rank = sum[RANK], own_count = count[0];
 #pragma unroll
-    for (i32 j = 1; j < MOST_LINES; j++) {
+    for (i32 j = 1; j < MAX_LINES; j++) {
         if (j > ranks.number) continue;
         before += count[j - 1], dead += !count[j - 1], rank = sum[RANK + j], own_count = count[j];
     }
