@@ -51,7 +51,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     if (threadIdx.x < 32)
         for (i32 kind = 0; kind < KINDS; kind++) sums[kind][lane] = 0;
     i32 longest = 0, tiles = 0, empty = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (i32 i = lane; i < p.lists; i += 32) {
         const i32 x = counts[i];
         longest = max_i32(longest, x), tiles += x, empty += !x;
@@ -61,7 +61,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     const Divisor by_size(size);
     __syncthreads();
     i32 rows = 0;
-#pragma unroll 1
+#pragma unroll 4  // loads that need not wait for one another
     for (i32 i = threadIdx.x / 32; i < p.lists; i += THREADS / 32)
         rows += counts[i] && counts[i] <= size;
     atomicAdd(&sums[SHORT][lane], rows);
@@ -70,7 +70,7 @@ FN i32 size_of_all(const struct Lists &p, const i32 *counts) {
     const bool enough = (i64)p.owners * sums[SHORT][lane] >= p.blocks;
     const i32 shorter = ~warp_max(~(enough ? size : longest));
     i32 parts = 0, far_parts = 0, far_tiles = 0;
-#pragma unroll 1
+#pragma unroll 4  // loads that need not wait for one another
     for (i32 i = threadIdx.x / 32; i < p.lists; i += THREADS / 32) {
         const i32 x = counts[i], own = by_size.up(x);
         parts += own;
