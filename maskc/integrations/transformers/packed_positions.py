@@ -57,7 +57,7 @@ _STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 
 _ONE_BY_ONE = "pass one sequence per row, with an attention_mask for padding"
 _COLLATOR = "DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)"
-"""What makes all keywords of packed sequences."""
+"""The collator that makes all keywords of packed sequences."""
 
 
 def check_states(owner: str, config: Any, ids: Any, passed: dict[str, Any]) -> None:
@@ -79,7 +79,8 @@ def check_states(owner: str, config: Any, ids: Any, passed: dict[str, Any]) -> N
     kinds = _STATES.intersection(getattr(config, "layer_types", None) or ())
     if not kinds or ids is None:
         return
-    read = _separators(type(config), kinds == {"conv"})
+    kind: Any = type(config)
+    read = _separators(kind, kinds == {"conv"})
     if read and all(passed.get(name) is not None for name in read):
         return
     hint = _ONE_BY_ONE
