@@ -147,7 +147,7 @@ def test_packed_sequences_beside_layers_with_a_state(name: str, missing: str) ->
 
 
 def test_a_convolution_that_reads_where_sequences_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the one of causal_conv1d does."""
+    """LFM2 is right where its convolution separates sequences, like that of causal_conv1d."""
     from transformers.models.lfm2 import modeling_lfm2 as modeling
 
     inner = modeling.causal_conv1d_fn

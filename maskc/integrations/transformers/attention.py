@@ -297,8 +297,8 @@ def _with_extra(
 ) -> tuple[Mask, dict[str, Any]]:
     """The model's mask and the one that `set_mask` gave the layer, and their data.
 
-    The latter is a mask of the whole sequence, of which the call holds the last queries, and in a
-    sliding cache the last keys.
+    The latter is a mask of the whole sequence. The call holds the sequence's last queries, and in a
+    sliding cache only its last keys.
     """
     if getattr(carried, "carries_a_mask", False) and carried.place.q_offset:
         place = carried.place

@@ -57,7 +57,7 @@ _STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 
 _ONE_BY_ONE = "pass one sequence per row, with an attention_mask for padding"
 _COLLATOR = "DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)"
-"""What makes all keywords of packed sequences."""
+"""The collator that makes all keywords of packed sequences."""
 
 
 def check_states(owner: str, config: Any, ids: Any, passed: dict[str, Any]) -> None:
