@@ -91,6 +91,7 @@ def _fma_pairs(asm: Asm, match: re.Match[str]) -> str:
 
 # The first that matches; {o0}, {i0} are operands, {1} a group of the match.
 RULES: tuple[tuple[str, str | Made], ...] = (
+    (r"setp\.eq\.u32 q, .* nanosleep", "(void)0;"),  # settle: reads registers, does nothing
     (r"^\s*$", ""),
     (r"mbarrier\.init", "emu::barrier_init({i0}, {i1})"),
     (r"cp\.async\.mbarrier\.arrive\.noinc", "emu::copy_arrive({i0})"),
