@@ -118,10 +118,10 @@ class Tables:
     documents."""
     adders: Adders | None = None
     """Who adds to tiles of dq in a backward pass; None if that is not known."""
-    rows: int = 0
-    """Tile rows, where they begin with documents; 0: those of tiles one after another."""
     wide: bool = False
     """Whether the mask's formulas need 64 bits."""
+    rows: int = 0
+    """Tile rows, where they begin with documents; 0: those of tiles one after another."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
@@ -265,7 +265,7 @@ def make_tables(
             queries = unit.tiles(sizes.n_q, sizes.n_kv)[0] if backward else 0
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, queries)
     lists_of = len(cases) if batched else 0
-    return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
+    return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide=wide)
 
 
 def _seen(
