@@ -4,8 +4,11 @@ over two hundred lengths, where no GPU is.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -339,3 +342,24 @@ def test_tensors_that_require_grad(machine, begun, monkeypatch, name):
     monkeypatch.setattr(ahead, "start", lambda *jobs: None)
     out.sum().backward()
     assert len(machine.built) == before
+
+
+def test_a_process_ends_after_its_builds():
+    """Threads of autograd are daemons to Python. Those that they start must not be: a process that
+    ended while NVRTC runs would crash."""
+    code = """
+        import threading, time
+        from maskc.runtime.launch import ahead
+
+        def job():
+            time.sleep(0.5)
+            print("built")
+
+        thread = threading.Thread(target=ahead.start, args=([job],), daemon=True)
+        thread.start()
+        thread.join()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "built\n"

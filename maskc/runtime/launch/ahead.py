@@ -25,7 +25,9 @@ class Ahead:
         self._threads: list[threading.Thread] = []
         with suppress(RuntimeError):  # no more threads: the calls build what they need
             for _ in range(workers):
-                thread = threading.Thread(target=self._work)
+                # By default a thread is a daemon if the one that starts it is, as threads of
+                # autograd are. At exit, nobody waits for daemons, and NVRTC would crash.
+                thread = threading.Thread(target=self._work, daemon=False)
                 thread.start()
                 self._threads.append(thread)
 
