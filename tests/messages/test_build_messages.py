@@ -244,6 +244,7 @@ TEXTS = {
     "MC444": lambda: mc.flags("kept").dense(3, kept=np.ma.masked_array([1, 1, 0], [0, 0, 1])),
     "MC445": lambda: read_in_graph("keys"),
     "MC446": beside_fake,
+    "MC447": lambda: mc.causal()[0, 1],
     "MC433": lambda: mc.window(3).cache().given([9, 4]),
     "MC413": lambda: through_torch(None, None, AttentionCall(*[nested()] * 3)),
     "MC420": lambda: portable.to_graph(CompiledMask(bundle("band"), "cpu"), "an exported program"),
