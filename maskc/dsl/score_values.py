@@ -516,9 +516,12 @@ class Value(Followed):
         refuse("it indexes a number", _TABLE)
 
     def __getattr__(self, name: str) -> Any:
+        return member(self, name, self._dtype, lambda x: _FUNCTIONS.get(canonical(x)), refuse)
+
+    def _dtype(self) -> str:
+        """Return the name of its dtype in torch."""
         kinds = ((is_test, "bool"), (is_whole, self.narrow or "int64"))
-        dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
-        return member(self, name, dtype, lambda name: _FUNCTIONS.get(canonical(name)), refuse)
+        return next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
 
     def __repr__(self) -> str:
         return S.to_score_text(self.node)

@@ -345,19 +345,20 @@ def table_operators(kind: type) -> None:
 
 
 def member(
-    value: Followed, name: str, dtype: str, find: Callable[[str], Callable[..., Any] | None],
-    refuse: Callable[[str], NoReturn],
+    value: Followed, name: str, dtype: Callable[[], str],
+    find: Callable[[str], Callable[..., Any] | None], refuse: Callable[[str], NoReturn],
 ) -> Any:  # fmt: skip
     """Return an attribute or a method of a traced value, as its `__getattr__`.
 
     Args:
-        dtype: name of the dtype of the value in torch.
+        dtype: returns the name of the dtype of the value in torch. A value that `copy` or `pickle`
+            is making has none yet.
         find: returns the tracer's method of a name, or None.
         refuse: raises the tracer's error.
     """
     if name.startswith("__"):
         raise AttributeError(name)
-    if (known := attribute(name, dtype)) is not None:
+    if (known := attribute(name, dtype())) is not None:
         return known
 
     def unknown(*_: Any, **__: Any) -> NoReturn:

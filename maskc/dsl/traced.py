@@ -404,8 +404,11 @@ class Traced(Followed):
         refuse("it changes the class of a traced value")
 
     def __getattr__(self, name: str) -> Any:
-        dtype = "bool" if self.decides() else self.narrow or "int64"
-        return member(self, name, dtype, _method, refuse)
+        return member(self, name, self._dtype, _method, refuse)
+
+    def _dtype(self) -> str:
+        """Return the name of its dtype in torch."""
+        return "bool" if self.decides() else self.narrow or "int64"
 
     def __repr__(self) -> str:
         from maskc.core.expr_text import to_python

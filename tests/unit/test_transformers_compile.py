@@ -64,7 +64,7 @@ def test_packed_sequences_that_no_mask_separates() -> None:
 
 def test_packed_sequences_beside_layers_with_a_state() -> None:
     ids, positions = models.packed()
-    run = torch.compile(models.decoder("qwen3_next").ours, backend="eager")
+    run = torch.compile(models.decoder("lfm2").ours, backend="eager")
     with torch.no_grad():
         run(input_ids=ids, use_cache=False)
         with pytest.raises((RuntimeError, PackingLost), match="MC615"):
