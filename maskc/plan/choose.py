@@ -60,7 +60,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
-        alternatives = list(map(device_documents.listed_beside, alternatives))
+        alternatives = list(map(device_documents.listed_alternative, alternatives))
     elif family.device_data and device_data.matches(main):
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):

@@ -58,8 +58,8 @@ def listed(plan: KernelPlan) -> KernelPlan:
     )  # fmt: skip
 
 
-def listed_beside(plan: KernelPlan) -> KernelPlan:
-    """Likewise of a further plan: tiles of keys begin with documents in small tiles of the forward
+def listed_alternative(plan: KernelPlan) -> KernelPlan:
+    """Likewise for a further plan: tiles of keys begin with documents in small tiles of the forward
     pass alone; backward passes have a mode in which they may."""
     if (plan.form, plan.direction) == (SMALL, Direction.forward):
         return listed(plan)
