@@ -251,6 +251,12 @@ def test_documents(passes, number, seed, batch, longest, promise, as_lengths, in
         check_documents(made, mask, of_q, of_k)
 
 
+def as_lengths(sides: list[np.ndarray]):
+    """Cumulative lengths as a call takes them: of queries and of keys, or of both at once."""
+    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
+    return lengths if len(lengths) > 1 else lengths[0]
+
+
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
 @settings(max_examples=20)
 @given(seed=SEEDS, batch=st.integers(1, 3), own_keys=st.booleans(), interleaved=st.booleans(),
@@ -264,8 +270,7 @@ def test_lists_of_lengths(passes, number, seed, batch, own_keys, interleaved, n,
         ends = rng.integers(0, most, (batch, int(rng.integers(1, 14)))).clip(0, n)
         ends = np.sort(np.concatenate([ends[:, :1] * 0, ends, ends[:, -1:]], 1))
         sides.append(ends if rng.random() < 0.8 else ends[:1])
-    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
-    data = {"x": lengths if own_keys else lengths[0]}
+    data = {"x": as_lengths(sides)}
     with pytest.MonkeyPatch.context() as patch:
         if alone:
             patch.setattr(making, "heads_per_group", lambda *_: 1)
@@ -389,8 +394,7 @@ def test_lists_of_lengths_by_keys(passes, number, seed, batch, own_keys, alone):
         ends = rng.integers(0, n + 100, (batch, int(rng.integers(1, 9)))).clip(0, n)
         ends = np.sort(np.concatenate([ends[:, :1] * 0, ends], 1))
         sides.append(ends if rng.random() < 0.8 else ends[:1])
-    lengths = tuple(mc.cu_seqlens(torch.tensor(x, dtype=torch.int32)) for x in sides)
-    data = {"x": lengths if own_keys else lengths[0]}
+    data = {"x": as_lengths(sides)}
     with pytest.MonkeyPatch.context() as patch:
         if alone:
             patch.setattr(making, "heads_per_group", lambda *_: 1)
